@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from .errors import CertkError
-from .jobs.budgets import read_budgets
 from .jobs.engines.engine import Engine
 from .jobs.engines.local import LocalEngine
 from .jobs.engines.ray import RayEngine
@@ -26,8 +24,8 @@ def prune(
     *,
     size: float | int | None = None,
     size_bytes: int | None = None,
-    out_tol: float | None = None,
     hot: float | int | None = None,
+    out_tol: float | None = None,
     granularity: str = "head",
     max_keep: int | float | None = None,
     keep_first: int = 0,
@@ -66,11 +64,11 @@ def prune(
         size: The keys that each file may keep in all, a count or a fraction of the visible ones:
             distributed over heads and layers so that the worst tail mass is least.
         size_bytes: The same, as the bytes that each output may have.
-        out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
-            the attention output of a row.
         hot: With `eps` and a `guard`: how many keys each file keeps in all, a count or a
             fraction; those stay that its queries need most often, in whatever head. eps is then
             what later queries may lose, and what is not here is for the guard to name.
+        out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
+            the attention output of a row.
         granularity: One keep-set per kv "head", per "layer", or one for all layers ("token").
         max_keep: The most keys of a set, a count or a fraction of the visible keys; rows may then
             lose more than eps, and the output says how much.
@@ -109,13 +107,12 @@ def prune(
             an input, another job in `out`.
         OSError: The system refuses something that all inputs need.
     """
-    budgets = None if eps is None else read_budgets(eps)
-    request = Request(
-        eps=budgets,
+    request = Request.of(
+        eps=eps,
         size=size,
         size_bytes=size_bytes,
-        out_tol=_real(out_tol),
         hot=hot,
+        out_tol=out_tol,
         granularity=granularity,
         max_keep=max_keep,
         keep_first=keep_first,
@@ -138,18 +135,13 @@ def prune(
     return run_plan(plan, make_engine(engine, address, jobs, threads), manner, on_file, progress)
 
 
-def _real(value: Any) -> Any:
-    """A whole number as a float; what is no number is for the request to refuse."""
-    return float(value) if type(value) is int else value
-
-
 def make_engine(
     engine: str = "local",
     address: str | None = None,
     jobs: int | None = None,
     threads: int | None = None,
 ) -> Engine:
-    """The engine of that name; a `CertkError` if there is none, or it cannot be had."""
+    """Return the engine of that name; a `CertkError` if there is none, or it cannot be had."""
     if engine not in ENGINES:
         raise CertkError(f"engine is {engine!r}: give {' or '.join(ENGINES)}")
     if engine == "ray":

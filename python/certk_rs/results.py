@@ -1,4 +1,4 @@
-"""What the functions return: frozen, picklable, with read-only arrays.
+"""The results of the functions: frozen, picklable, with read-only arrays.
 
 `...` stands for the batch shape, the leading axes of the scores; for one row of shape (n,) it is
 (), and the fields are 0-d arrays. Tail masses are fractions of a row's softmax mass. Constructors
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from . import _native
 from ._display.numbers import count, masses, percent, rows_of, span, tally, worst
-from ._display.plots import kept_and_lost, lost_in_order
-from ._display.shown import Shown, one_budget, per_row, row_index
+from ._display.shown import Shown, per_row, row_index
 from ._files.selections import read_selection, write_selection
 from ._ragged import padded
 from .errors import CertkError
@@ -30,7 +29,7 @@ Indices = NDArray[np.int32] | NDArray[np.int64]
 
 
 class Status(IntEnum):
-    """What became of a row's budget."""
+    """The status of a row and its budget."""
 
     CERTIFIED = 0
     """The reported upper end of the tail mass is within eps."""
@@ -41,7 +40,7 @@ class Status(IntEnum):
 
 
 class Rung(IntEnum):
-    """Which way a row was answered."""
+    """The way in which a row was answered."""
 
     CODES = 0
     """No key was scored exactly: codes decided, or there was nothing to decide."""
@@ -125,7 +124,7 @@ class Selection(_Frozen):
     tail_mass_lower: NDArray[np.float64]
     """Proven lower end of the dropped mass, (...)."""
     minimal: NDArray[np.bool_]
-    """Whether k is proven minimal under all given constraints, (...)."""
+    """True where k is proven minimal under all given constraints, (...)."""
     status: NDArray[np.uint8]
     """A `Status` per row, (...)."""
     score_indptr: NDArray[np.int64] | None = None
@@ -224,10 +223,6 @@ class Selection(_Frozen):
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.k.shape)
 
-    def _draw(self, axes: Any) -> Any:
-        eps = one_budget(self.eps)
-        return kept_and_lost(axes, self.k, self.tail_mass_lower, self.tail_mass_upper, eps)
-
     def __repr__(self) -> str:
         kept, total = self.indices.size, self._n_scores
         return (
@@ -241,7 +236,7 @@ class Selection(_Frozen):
 @_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
 class SearchResult(Selection):
-    """What a search over an index of keys found: a `Selection`, and how it was reached.
+    """The result of a search over an index of keys: a `Selection`, and how it was reached.
 
     The promise is that of `Selection` for the scores scale * q.k, in real numbers, of exactly the
     stored queries and keys. `shape` is (..., n), n the keys; after rule "top_k" without a budget
@@ -298,9 +293,9 @@ class Certificate(_Frozen):
     eps: NDArray[np.float64] | None = None
     """The budgets asked about, shape () or (...), or None."""
     holds: NDArray[np.bool_] | None = None
-    """Whether tail_mass_upper <= eps, (...); None without eps."""
+    """True where tail_mass_upper <= eps, (...); None without eps."""
     minimal: NDArray[np.bool_] | None = None
-    """Whether no smaller set meets eps, proven, (...); None without eps."""
+    """True where no smaller set meets eps, proven, (...); None without eps."""
 
     def summary(self) -> str:
         """Return a few lines on what is kept and what is proven."""
@@ -331,10 +326,6 @@ class Certificate(_Frozen):
 
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.k.shape)
-
-    def _draw(self, axes: Any) -> Any:
-        eps = one_budget(self.eps)
-        return kept_and_lost(axes, self.k, self.tail_mass_lower, self.tail_mass_upper, eps)
 
     def __repr__(self) -> str:
         verdict = ""
@@ -383,7 +374,7 @@ class KeepSet(_Frozen):
 
     @property
     def optimality_gap(self) -> int:
-        """How many keys at most could be saved: k - lower_bound."""
+        """The most keys that could be saved: k - lower_bound."""
         return self.k - self.lower_bound
 
     def to_mask(self) -> NDArray[np.bool_]:
@@ -416,10 +407,6 @@ class KeepSet(_Frozen):
 
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.tail_mass_upper.shape)
-
-    def _draw(self, axes: Any) -> Any:
-        eps = one_budget(self.eps)
-        return lost_in_order(axes, self.tail_mass_lower, self.tail_mass_upper, self.weights, eps)
 
     def __repr__(self) -> str:
         n = self.shape[-1]
@@ -513,9 +500,6 @@ class AttentionResult(_Frozen):
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.k.shape)
 
-    def _draw(self, axes: Any) -> Any:
-        return kept_and_lost(axes, self.k, None, self.tail_mass_upper, None)
-
     def __repr__(self) -> str:
         if self.k.size == 0:
             return f"AttentionResult(no rows, batch shape {self.k.shape})"
@@ -530,7 +514,7 @@ class AttentionResult(_Frozen):
 @_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
 class RecallResult(_Frozen):
-    """What keys that are elsewhere weigh by their codes, and which of them a row must have back.
+    """The weight of keys that are elsewhere by their codes, and those that a row must have back.
 
     The promise, per row: of the real-number softmax over the keys that are kept elsewhere and the
     visible ones of the index, those of the index that are not in `indices` have a share of at least
@@ -555,11 +539,11 @@ class RecallResult(_Frozen):
 
     @property
     def k(self) -> NDArray[np.int64]:
-        """How many keys each row must have back, (...)."""
+        """The number of keys that each row must have back, (...)."""
         return np.diff(self.indptr).reshape(self.tail_mass_upper.shape)
 
     def row(self, *place: int) -> NDArray[np.int64]:
-        """The positions of one row, named by its indices in the batch shape."""
+        """Return the positions of one row, named by its indices in the batch shape."""
         at = int(np.ravel_multi_index(place, self.tail_mass_upper.shape)) if place else 0
         return self.indices[self.indptr[at] : self.indptr[at + 1]]
 
@@ -588,9 +572,6 @@ class RecallResult(_Frozen):
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.tail_mass_upper.shape)
 
-    def _draw(self, axes: Any) -> Any:
-        return kept_and_lost(axes, self.k, None, self.tail_mass_upper, None)
-
     def __repr__(self) -> str:
         if self.tail_mass_upper.size == 0:
             return f"RecallResult(no rows, batch shape {self.tail_mass_upper.shape})"
@@ -601,7 +582,7 @@ class RecallResult(_Frozen):
 
 
 def _names(values: NDArray[np.uint8], kinds: type[IntEnum]) -> NDArray[np.object_]:
-    """The names of kinds, in lower case."""
+    """Return the names of kinds, in lower case."""
     names = np.array([kind.name.lower() for kind in kinds], object)
     found: NDArray[np.object_] = names[values]
     return found

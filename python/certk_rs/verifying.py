@@ -11,7 +11,6 @@ from typing import Any
 
 from ._display.numbers import percent, rounded
 from ._display.plain import plain
-from ._display.plots import shares
 from ._display.shown import Shown
 from ._files.new_file import write_json
 from .audit import Audit, OutputAudit, Progress, audit, audit_json
@@ -23,7 +22,7 @@ Place = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Verdict(Audit, Shown):
-    """What an audit has found, with the names that all results have."""
+    """The findings of an audit, with the names that all results have."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: what `certk verify --json` prints."""
@@ -75,12 +74,6 @@ class Verdict(Audit, Shown):
 
     def _columns(self) -> dict[str, Any]:
         return {name: [read(output) for output in self.outputs] for name, read in _COLUMNS.items()}
-
-    def _draw(self, axes: Any) -> Any:
-        names = [str(output.path) for output in self.outputs]
-        kept = [output.kept / output.total if output.total else 0.0 for output in self.outputs]
-        good = [not output.findings for output in self.outputs]
-        return shares(axes, names, kept, good, "keys kept; red: does not hold")
 
 
 _COLUMNS: dict[str, Callable[[OutputAudit], Any]] = {

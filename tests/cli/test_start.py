@@ -124,68 +124,57 @@ sys.exit(main())
 
 # ------------------------------------------------------------------------------------ imports
 
-# Of what takes long to import; Typer reads values with pydantic.
-SLOW = ("numpy", "pydantic", "rich", "safetensors", "click.shell_completion")
-SHELL = {
-    "bash": {"COMP_WORDS": "certk {}", "COMP_CWORD": "{}"},
-    "zsh": {"_TYPER_COMPLETE_ARGS": "certk {}"},
-    "fish": {"_TYPER_COMPLETE_ARGS": "certk {}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-}
-
-
-def loaded(arguments: list[str], **environment: str) -> tuple[set[str], str]:
-    """The modules that the program has imported when it ends, and what it has printed."""
-    code = f"""
-import sys
+# Calls in their order, each with the commands that have been imported behind it.
+QUESTIONS = """
+import json, os, sys
 from certk_rs.cli import main
-sys.argv = ["certk", *{arguments}]
-try:
-    main()
-finally:
-    print(*sys.modules, file=sys.stderr)
+from certk_rs._cli.commands import BRIEF
+
+def ask(*arguments, **environment):
+    os.environ.update(environment)
+    sys.argv = ["certk", *arguments]
+    sys.stdout.flush()
+    try:
+        main()
+    except SystemExit:
+        pass
+    own = [name for name in BRIEF if f"certk_rs._cli.{name}" in sys.modules]
+    slow = {"numpy", "rich"} & {name.partition(".")[0] for name in sys.modules}
+    print(json.dumps([arguments, own, "typer" in sys.modules, sorted(slow)]), file=sys.stderr)
+
 """
-    done = run_python(code, **environment)
-    return set(done.stderr.split()), done.stdout
+COMPLETIONS = [
+    ("pr", "prune"),
+    ("", "verify"),
+    ("prune -o out --granularity ", "token"),
+    ("prune x.safetensors --gran", "--granularity"),
+    ("plan --n 6 --si", "--sigma"),
+]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--version"], ["-V"], ["--help"], [], *([name, "--help"] for name in BRIEF), ["plan", "--x"]],
-)
-def test_a_question_waits_for_no_module_that_its_answer_does_not_need(
-    arguments: list[str],
-) -> None:
-    modules, _ = loaded(arguments)
-    assert "certk_rs._cli.program" in modules
-    assert not {name.partition(".")[0] for name in modules} & set(SLOW)
-    own = {name for name in BRIEF if f"certk_rs._cli.{name}" in modules}
-    named = {name for name in arguments if name in BRIEF}
-    # Completion is asked for its variable.
-    assert own - {"completion"} <= named
-    assert ("typer" in modules) == (arguments not in (["--version"], ["-V"]))
+def test_a_question_waits_for_no_module_that_its_answer_does_not_need() -> None:
+    calls = ["--version", "-V", "--help", "", *(f"{name} --help" for name in BRIEF), "plan --x"]
+    done = run_python(f"{QUESTIONS}for call in {calls}: ask(*call.split())")
+    asked = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[[")]
+    assert len(asked) == len(calls)
+    known: set[str] = set()
+    for arguments, own, parsed, slow in asked:
+        known |= {name for name in arguments if name in BRIEF}
+        assert set(own) == known, arguments
+        assert parsed == (arguments not in (["--version"], ["-V"])) or known
+        assert not slow, arguments
 
 
-@pytest.mark.parametrize("shell", SHELL)
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("pr", "prune"),
-        ("", "completion"),
-        ("prune -o out --granularity ", "token"),
-        ("prune x.safetensors --gran", "--granularity"),
-        ("plan --n 1e6 --si", "--sigma"),
-    ],
-)
-def test_a_completion_waits_for_none_of_them(shell: str, words: str, found: str) -> None:
-    asked = {"_CERTK_COMPLETE": f"complete_{shell}"} | SHELL[shell]
-    number = len(f"certk {words}x".split()) - 1
-    environment = {
-        name: value.format(number if name == "COMP_CWORD" else words)
-        for name, value in asked.items()
-    }
-    modules, said = loaded([], **environment)
-    assert found in said
-    assert not {name.partition(".")[0] for name in modules} & set(SLOW)
+def test_a_completion_waits_for_no_array() -> None:
+    """Nor for any command but the one that it is about, once there is one."""
+    calls = [(words, len(f"certk {words}x".split()) - 1) for words, _ in COMPLETIONS]
+    done = run_python(
+        f"{QUESTIONS}for words, at in {calls}: ask(_CERTK_COMPLETE='complete_bash', "
+        "COMP_WORDS=f'certk {words}', COMP_CWORD=str(at)); print('--')"
+    )
+    for said, (_, found) in zip(done.stdout.split("--\n"), COMPLETIONS, strict=False):
+        assert found in said.split()
+    assert all(json.loads(line)[3] == [] for line in done.stderr.splitlines())
 
 
 def test_lines_of_help_are_the_first_of_each_command() -> None:
@@ -196,15 +185,3 @@ def test_lines_of_help_are_the_first_of_each_command() -> None:
         assert " ".join(first.split()) == said, name
         # In one line of 80 columns, behind the longest name.
         assert len(said) <= 64, name
-
-
-def test_python_files_of_commands_import_nothing_slow() -> None:
-    """So that a configuration file, for which all options are looked at, costs little."""
-    code = "from certk_rs._cli.tree import tree; dict(tree().commands.items()); import sys; "
-    done = run_python(code + "print(*sys.modules)")
-    modules = set(done.stdout.split())
-    assert {f"certk_rs._cli.{name}" for name in BRIEF} <= modules
-    assert not {name.partition(".")[0] for name in modules} & set(SLOW)
-    assert {name for name in modules if name.startswith("certk_rs.jobs.")} == {
-        "certk_rs.jobs.progress"
-    }

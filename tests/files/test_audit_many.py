@@ -419,12 +419,12 @@ def test_a_sample_is_labelled_wherever_it_is_told(job: Job, capsys: Captured) ->
 @pytest.mark.parametrize("text", ["0", "-1", "0.0", "1.5", "nan", "x", ""])
 def test_samples_that_are_none(job: Job, text: str, capsys: Captured) -> None:
     assert certk("verify", job.output, "--against", job.source, f"--sample={text}") == 2
-    assert "--sample" in capsys.readouterr().err
+    assert "sample" in capsys.readouterr().err
 
 
 def test_a_sample_needs_the_input(job: Job, capsys: Captured) -> None:
     assert certk("verify", job.output, "--sample", "5") == 2
-    assert "give --against" in capsys.readouterr().err
+    assert "give against" in capsys.readouterr().err
     with pytest.raises(CertkError, match="sample is 0"):
         audit([job.output], [job.source], sample=0)
     with pytest.raises(CertkError, match=r"sample is 1\.5"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import json
 import re
 from collections.abc import Callable
@@ -92,21 +91,6 @@ def test_the_frame_of_an_analysis_has_a_line_per_head(results: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_draw_themselves_into_the_axes_given(results: dict[str, Any], name: str) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    assert results[name].plot(axes) is axes
-    assert axes.get_title()
-    assert axes.images or axes.patches
-    figure.savefig(io.BytesIO(), format="png")
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_they_are_saved_as_json_and_replace_nothing_unasked(
     results: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
@@ -176,16 +160,12 @@ def test_what_verify_refuses(folder: Path, tmp_path: Path) -> None:
         ck.analyze(folder / "in" / "a.safetensors", [])
 
 
-def test_a_job_without_outputs_is_told_and_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
+def test_a_job_without_outputs_is_told(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.safetensors").write_text("none")
     job = ck.prune(tmp_path, tmp_path / "out", 0.1)
     assert "0 of 2 caches" in job.summary()
     assert job._repr_html_()
-    job.plot(Figure().subplots())
     if pytest.importorskip("pandas"):
         assert len(job.to_pandas()) == 0
 

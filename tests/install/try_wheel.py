@@ -36,7 +36,7 @@ before = {name.partition('.')[0] for name in sys.modules}
 import certk_rs as ck
 more = {name.partition('.')[0] for name in sys.modules} - before - set(sys.stdlib_module_names)
 assert more == {'certk_rs'}, more
-for name in ('typer', 'rich', 'safetensors'):
+for name in ('typer', 'rich'):
     try:
         __import__(name)
     except ImportError:

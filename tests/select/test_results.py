@@ -502,47 +502,14 @@ def test_every_result_becomes_a_frame_of_its_rows(make: Callable[[], Any]) -> No
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_every_result_draws_itself_into_the_axes_given(make: Callable[[], Any]) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
-    backend = matplotlib.get_backend()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    result = make()
-    assert result.plot(axes) is axes
-    assert axes.get_title()
-    assert axes.get_ylabel() == "tail mass"
-    upper = result.tail_mass_upper.reshape(-1)
-    drawn = np.concatenate([line.get_ydata() for line in axes.lines]) if upper.size else upper
-    assert set(upper.tolist()) <= set(np.asarray(drawn, float).tolist())
-    assert axes.get_ylim()[1] > upper.max(initial=0.0)
-    figure.savefig(io.BytesIO(), format="png")
-    assert matplotlib.get_backend() == backend
-
-
-def test_a_plot_makes_axes_where_none_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    import matplotlib.pyplot as plt
-
-    axes = dense().plot()
-    assert axes.figure.axes == [axes]
-    plt.close(axes.figure)
-
-
-@pytest.mark.parametrize(("package", "method"), [("pandas", "to_pandas"), ("matplotlib", "plot")])
-@pytest.mark.parametrize("make", ALL)
-def test_packages_that_are_not_there_are_named(
-    make: Callable[[], Any], package: str, method: str, monkeypatch: pytest.MonkeyPatch
+def test_pandas_that_is_not_there_is_named(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+    for name in [name for name in sys.modules if name.startswith("pandas.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ck.CertkError, match=rf"pip install '{package}"):
-        getattr(make(), method)()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ck.CertkError, match=r"pip install 'pandas"):
+        make().to_pandas()
 
 
 def test_a_summary_does_not_compute_the_bound_on_the_error() -> None:

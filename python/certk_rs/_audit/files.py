@@ -7,6 +7,7 @@ results in the order of the work, so findings do not depend on the number of thr
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .._log import logger
 from ..cache_format import (
     HEAD_MAJOR,
     Certificate,
@@ -51,7 +51,7 @@ from .report import Notes, OutputAudit, Sampled, unknown_without_input
 from .sources import Source, Sources
 from .truth import Head
 
-_log = logger("audit")
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 Result = Notes | Verdict | Exception

@@ -1,8 +1,6 @@
-"""What `certk analyze` prints: whether to prune, one table, and with -v the rest."""
+"""The text of `certk analyze`: whether to prune, one table, and with -v the rest."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from .._display.tables import tidy
 from ..jobs.analysis import Analysis
@@ -33,7 +31,7 @@ _ELSEWHERE = "--json, --html"
 
 
 class Shown:
-    """Says what was found: of several files each as soon as it is known, and all at the end."""
+    """Prints what was found: of several files each as soon as it is known, and all at the end."""
 
     def __init__(self, as_json: bool, verbose: bool) -> None:
         self._as_json, self._verbose = as_json, verbose
@@ -67,11 +65,6 @@ class Shown:
         print_text(NOT_COVERED + ("" if self._verbose else " More: -v, or --html FILE."))
 
 
-def as_object(found: Analysis) -> dict[str, Any]:
-    """The same as one object of plain values."""
-    return {"command": "analyze", **found.to_json()}
-
-
 def _show_together(found: Analysis, by_head: bool) -> None:
     """Show what every layer, or every head, needs in all files."""
     if found.aggregate().all is None:
@@ -81,14 +74,14 @@ def _show_together(found: Analysis, by_head: bool) -> None:
     # First the file and the advice, which may be long, then all but the worst.
     going = ("advice", "in", "10 %", "50 %", "90 %", "k/n")
     drop = [heads.index(name) for name in going if name in heads]
-    print_table(heads, rows, must=False, drop=drop, elsewhere=_ELSEWHERE)
+    print_table(heads, rows, drop=drop, elsewhere=_ELSEWHERE)
     if not by_head:
         print_text(said_of_together(found))
 
 
 def _show_layers(cache: CacheAnalysis) -> None:
     heads, rows = by_layer(cache)
-    print_table(heads, rows, must=False, elsewhere=_ELSEWHERE)
+    print_table(heads, rows, elsewhere=_ELSEWHERE)
     print_text(said_of_layers(cache))
 
 
@@ -98,7 +91,7 @@ def _show_more(cache: CacheAnalysis) -> None:
     heads, rows = tidy(HEADS, cells(cache))
     going = ("1/sum P^2", "effective", "8 cuts", "1 gap", "rule", "at least")
     drop = [heads.index(name) for name in going if name in heads]
-    print_table(heads, rows, must=False, drop=drop, elsewhere=_ELSEWHERE)
+    print_table(heads, rows, drop=drop, elsewhere=_ELSEWHERE)
     print_text(said_of_heads(cache))
     if shows_hot(cache):
         say("Hot keys:")

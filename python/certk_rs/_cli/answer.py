@@ -1,4 +1,4 @@
-"""The one JSON object that a command with `--json` prints, whether or not it comes to its end."""
+"""The one JSON object that a command with `--json` prints, also when it fails."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SCHEMA = 1
 """Raised when a field goes, or means something else; not when one is added (docs/cli.md)."""
 
 Kind = Literal["usage", "input", "io", "memory", "interrupted", "does-not-hold", "unexpected"]
-"""Why a command failed."""
+"""The reason for which a command failed."""
 
 
 class Answer:
-    """What is to be printed: a result, an error, or a result that does not hold."""
+    """The object to be printed: a result, an error, or a result that does not hold."""
 
     def __init__(self) -> None:
         self.begin(False, None)
@@ -27,18 +27,22 @@ class Answer:
         self._error: dict[str, str] | None = None
 
     def hold(self, body: dict[str, Any]) -> None:
-        """Keep the result, as text: what no JSON can be made of fails here."""
+        """Keep the result, to be printed when the command ends: its end is then part of it.
+
+        Schema and command are added. Numbers that are not finite become null, and what else JSON
+        cannot have fails here.
+        """
         if self._body is not None:
             raise RuntimeError("a second JSON object: --json promises one")
-        self._body = _text({"schema": SCHEMA, **body})
+        self._body = _text({"schema": SCHEMA, "command": self._command, **body})
 
     def failed(self, message: str, kind: Kind) -> None:
-        """Keep why the command fails."""
+        """Keep the reason for which the command fails."""
         message = message.removeprefix("error: ").removeprefix("failed: ")
         self._error = {"kind": kind, "message": message}
 
     def take(self, code: int) -> str | None:
-        """One line in ASCII without control characters; None where there is nothing to print.
+        """Return one line in ASCII without control characters; None if there is nothing to print.
 
         It is handed out once: a stdout that has refused it is not tried again.
         """
@@ -52,12 +56,11 @@ class Answer:
 
 
 def _text(body: dict[str, Any]) -> str:
-    # In ASCII; DEL is the one control character that JSON leaves as it is.
-    return json.dumps(_finite(body), allow_nan=False).replace("\x7f", "\\u007f")
+    return json.dumps(_finite(body), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for numbers that are not finite, which JSON does not have."""
+    """Return the same with null for numbers that are not finite, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

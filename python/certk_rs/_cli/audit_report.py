@@ -1,4 +1,4 @@
-"""What the auditor has found, as text and as data."""
+"""The findings of the auditor, as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLED = 3
 
 
 def show_output(output: OutputAudit) -> None:
-    """One line for everything that does not hold of one output, and one for the verdict on it."""
+    """Print a line for everything that does not hold of one output, and one for the verdict."""
     for finding in output.findings[:_SHOWN_FINDINGS]:
         say(f"{output.path}: {finding}")
     if output.found > _SHOWN_FINDINGS:
@@ -29,15 +29,8 @@ def show_output(output: OutputAudit) -> None:
     say(f"{output.path}: {_verdict(output)}{_asked_and_kept(output)}")
 
 
-def show_audit(report: Audit) -> None:
-    """All of it at once."""
-    for output in report.outputs:
-        show_output(output)
-    show_rest(report)
-
-
 def show_rest(report: Audit) -> None:
-    """What is to be said when all outputs are done."""
+    """Print what is to be said when all outputs are done."""
     for path in report.unmatched:
         say(f"{path}: given with --against, but it is the input of no output here")
     if report.not_reached:
@@ -97,7 +90,7 @@ def _budget_text(name: str, budgets: Budgets | None) -> str:
 
 
 def verdict(report: Audit) -> int:
-    """Say on stderr what does not hold; the exit code."""
+    """Say on stderr what does not hold; return the exit code."""
     if report.holds:
         return 0
     count = len(report.outputs) + len(report.not_reached)

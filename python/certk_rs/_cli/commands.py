@@ -1,6 +1,6 @@
 """The names of all commands, in the order of help, with the line that help has on each.
 
-A command is imported from its file when it is run or asked for help: here is what is known before.
+A command is imported from its file when it is run or asked for help; this is known before.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ GROUPS = {
     "More": {
         "demo": "Prune a small real cache, verify it, and show each layer.",
         "reproduce": "Run the experiments of the papers.",
-        "completion": "Print the script by which a shell completes certk's commands.",
     },
 }
 BRIEF = {name: said for group in GROUPS.values() for name, said in group.items()}
 
 
 def named(arguments: Sequence[str]) -> str | None:
-    """The command that arguments are for, None if it is none of ours."""
+    """Return the command that arguments are for, None if there is none of that name."""
     first = next((each for each in arguments if not each.startswith("-")), None)
     return first if first in BRIEF else None
 
 
 def json_is_promised(arguments: Sequence[str]) -> bool:
-    """Whether --json was asked for, by arguments that may be no usage at all."""
+    """Tell whether --json was asked for, by arguments that may be no usage at all."""
     given = list(arguments)
     return "--json" in (given[: given.index("--")] if "--" in given else given)

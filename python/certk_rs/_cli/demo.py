@@ -3,67 +3,71 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from .example import example
-from .options import AsJson, CacheFile, Eps, Granularity, Job, OneSetPer, Quiet
-from .terminal import print_json, print_table, progress_bar, round_up, say, terminal_width
+from .options import Option
+from .terminal import (
+    can_print,
+    print_json,
+    print_table,
+    progress_bar,
+    round_up,
+    say,
+    terminal_width,
+)
 
 if TYPE_CHECKING:
     from ..jobs.layer_report import LayerReport
 
+OPTIONS = {
+    "data": Option(metavar="FILE", help="A cache file; default: the example."),
+    "out": Option("-o", "--out", metavar="DIR", help="Keep the output here; default: remove it."),
+    "eps": Option(metavar="EPS", help="Tail mass that a row may lose, 0 <= eps < 1."),
+    "granularity": Option(help="One keep-set per kv head, or per layer."),
+}
+
 
 def demo(
-    data: CacheFile = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", metavar="DIR", help="Keep the output here; default: remove it."
-        ),
-    ] = None,
-    eps: Eps = 0.05,
-    granularity: OneSetPer = Granularity.head,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> Job:
+    data: Path | None = None,
+    out: Path | None = None,
+    eps: float = 0.05,
+    granularity: Literal["head", "layer"] = "head",
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
     """Prune a small real cache, verify it, and show each layer."""
+    from ..audit import audit, audit_json
+    from ..jobs.file_report import file_json
+    from ..pruning import prune
+    from .audit_report import show_output, show_rest, verdict
 
-    def job() -> int:
-        from ..audit import audit, audit_json
-        from ..jobs.file_report import file_json
-        from ..pruning import prune
-        from .audit_report import show_audit, verdict
-
-        cache = example() if data is None else data
-        with contextlib.ExitStack() as stack:
-            folder = out
-            if folder is None:
-                temporary = tempfile.TemporaryDirectory(prefix="certk-demo-")
-                folder = Path(stack.enter_context(temporary))
-            with progress_bar(quiet) as progress:
-                job = prune(cache, folder, eps, granularity=granularity.value, progress=progress)
-                [result] = job.outputs
-                report = audit([Path(result.target)], [cache], progress)
-        if as_json:
-            pruned = file_json(result)
-            print_json({"command": "demo", "eps": eps, **pruned, "verify": audit_json(report)})
-            return verdict(report)
-        say(f"certk prune {cache} -o {folder} --eps {eps:g} --granularity {granularity.value}")
-        if out is None:
-            say("(a temporary folder, removed at the end; keep the output with -o DIR)")
-        _show(result.layers, eps)
-        say("")
-        say(f"certk verify {result.target} --against {cache}")
-        show_audit(report)
+    cache = example() if data is None else data
+    with contextlib.ExitStack() as stack:
+        folder = out
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="certk-demo-")
+            folder = Path(stack.enter_context(temporary))
+        with progress_bar(quiet) as progress:
+            job = prune(cache, folder, eps, granularity=granularity, progress=progress)
+            [result] = job.outputs
+            report = audit([Path(result.target)], [cache], progress)
+    if as_json:
+        print_json({"eps": eps, **file_json(result), "verify": audit_json(report)})
         return verdict(report)
-
-    return job
+    say(f"certk prune {cache} -o {folder} --eps {eps:g} --granularity {granularity}")
+    if out is None:
+        say("(a temporary folder, removed at the end; keep the output with -o DIR)")
+    _show(result.layers, eps)
+    say("")
+    say(f"certk verify {result.target} --against {cache}")
+    for output in report.outputs:
+        show_output(output)
+    show_rest(report)
+    return verdict(report)
 
 
 def _show(reports: Sequence[LayerReport], eps: float) -> None:
@@ -82,8 +86,8 @@ def _show(reports: Sequence[LayerReport], eps: float) -> None:
         )
         for report in reports
     ]
-    print_table(heads, rows, fold=True)
-    symbols = "█▒·" if _can_print("█▒·") else "#+."
+    print_table(heads, rows)
+    symbols = "█▒·" if can_print("█▒·") else "#+."
     say(
         f"{symbols[0]} least possible number (proven)   "
         f"{symbols[1]} kept beyond it   {symbols[2]} dropped"
@@ -93,11 +97,3 @@ def _show(reports: Sequence[LayerReport], eps: float) -> None:
     worst = round_up(max(report.worst_tail_mass for report in reports))
     say(f"No query in the file loses more than {worst} of its attention (eps = {eps:g}).")
     say("Queries that are not in the file are not covered.")
-
-
-def _can_print(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -10,7 +10,7 @@ _EXAMPLE = Path("_data") / "minilm_small.safetensors"
 
 
 def example() -> Path:
-    """The example, as a path from here where it lies below."""
+    """Return the example, as a path from here where it lies below."""
     here, found = Path.cwd(), Path(__file__).resolve().parents[1] / _EXAMPLE
     if not found.is_file():
         raise CertkError(

@@ -1,57 +1,51 @@
-"""`certk inspect`: what files hold, and what prune would do with them, by their headers alone."""
+"""`certk inspect`: the contents of files by their headers, and what prune would do with them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from .options import AsJson, Job, Layout, Names, Recursive
+from .._display.tables import tidy
+from .options import Argument
 from .terminal import complain, print_json, print_table, say, warn
 
 if TYPE_CHECKING:
     from ..jobs.inspect import CacheFacts, Inspection, LayerLine, OutputFacts
 
-_FILES = typer.Argument(
-    metavar="FILE...",
-    help="Files, directories, quoted patterns or URLs; - for a list on standard input.",
-)
+OPTIONS = {
+    "files": Argument(
+        metavar="FILE...",
+        help="Files, directories, quoted patterns or URLs; - for a list on standard input.",
+    )
+}
 _LAYERS = "layers | kv heads | heads | queries | keys | d | dtype | scale | rows a set | bytes"
 _AXES = {"hnd": "(heads, rows, d)", "nhd": "(rows, heads, d)"}
 
 
-def inspect_files(
-    files: Annotated[list[str], _FILES],
-    names: Names = None,
-    layout: Layout = None,
-    recursive: Recursive = False,
-    as_json: AsJson = False,
-) -> Job:
+def inspect(
+    files: list[str],
+    names: str | None = None,
+    layout: str | None = None,
+    recursive: bool = False,
+    as_json: bool = False,
+) -> int:
     """Show what files hold: tensors, layers, and what prune would do.
 
     Headers are read and nothing else. Exit code 1 if prune would not take a file as it is: the
     options that it needs are told, or why it is no cache. Exit code 2 if one cannot be read.
     """
+    from ..jobs.inputs import expand
+    from ..jobs.inspect import inspect_all, inspection_json
 
-    def job() -> int:
-        from ..jobs.inputs import expand
-        from ..jobs.inspect import inspect_all, inspection_json
-
-        sources = expand(files, recursive, same_names=True)
-        order = None if layout is None else layout.value
-        found = inspect_all([source.location for source in sources], names, order)
-        if as_json:
-            print_json({"command": "inspect", "files": [inspection_json(each) for each in found]})
-        else:
-            for each in found:
-                _show(each)
-        if any(each.kind == "unreadable" for each in found):
-            return 2
-        return 0 if all(each.is_ready for each in found) else 1
-
-    return job
+    sources = expand(files, recursive, same_names=True)
+    found = inspect_all([source.location for source in sources], names, layout)
+    if as_json:
+        print_json({"files": [inspection_json(each) for each in found]})
+    else:
+        for each in found:
+            _show(each)
+    if any(each.kind == "unreadable" for each in found):
+        return 2
+    return 0 if all(each.is_ready for each in found) else 1
 
 
 def _show(found: Inspection) -> None:
@@ -87,7 +81,7 @@ def _show_cache(path: str, cache: CacheFacts) -> None:
         f"  prune would choose {sets} sets among {keys} keys, one for each kv head (--granularity "
         f"layer: {len(cache.layers)} sets); the largest layer has {_bytes(largest)}"
     )
-    print_table(_LAYERS.split(" | "), [_cells(*run) for run in _runs(cache.layers)], must=False)
+    print_table(*tidy(_LAYERS.split(" | "), [_cells(layer) for layer in cache.layers]))
     for warning in cache.warnings:
         warn(warning)
     if cache.needs:
@@ -109,27 +103,17 @@ def _show_output(path: str, output: OutputFacts) -> None:
     say("  certk verify tells whether all of this is so")
 
 
-def _runs(layers: tuple[LayerLine, ...]) -> list[tuple[LayerLine, int]]:
-    """Layers that are alike, by the first of them and the number of the last."""
-    runs = []
-    for _, alike in groupby(layers, key=lambda layer: replace(layer, layer=0)):
-        first, *others = alike
-        runs.append((first, others[-1].layer if others else first.layer))
-    return runs
-
-
-def _cells(layer: LayerLine, last: int) -> tuple[str, ...]:
-    number = str(layer.layer) if last == layer.layer else f"{layer.layer}-{last}"
+def _cells(layer: LayerLine) -> tuple[str, ...]:
     visible = "" if layer.visible == layer.keys else f" ({layer.visible} seen)"
-    counts = (layer.kv_heads, layer.heads, layer.queries)
+    counts = (layer.layer, layer.kv_heads, layer.heads, layer.queries)
     return (
-        *(number, *map(str, counts), f"{layer.keys}{visible}", str(layer.d)),
+        *(*map(str, counts), f"{layer.keys}{visible}", str(layer.d)),
         *(layer.dtypes, f"{layer.scale:g}", str(layer.rows), str(layer.bytes)),
     )
 
 
 def _bytes(count: int) -> str:
-    """A number of bytes, also in a larger unit where there is one."""
+    """Write a number of bytes, also in a larger unit where there is one."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit} ({count} bytes)"

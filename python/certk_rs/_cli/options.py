@@ -1,125 +1,98 @@
-"""The options that commands share."""
+"""The options of commands.
+
+A command is a function. Its signature gives names, types and defaults of its options; the table
+here, and `OPTIONS` in the file of the command, give what help says of them. The options of a prune
+job come from `jobs.request`, for every command that has some of them.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable
-from enum import Enum
+import typing
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ..errors import CertkError
-from .quantities import AT_LEAST_ONE as AT_LEAST_ONE
-from .quantities import COUNT as COUNT
-from .quantities import MAX_KEEP as MAX_KEEP
-from .quantities import NUMBER as NUMBER
-from .quantities import SIZE as SIZE
-from .quantities import WHOLE as WHOLE
-from .quantities import count_or_fraction
+from ..jobs.request import Request
 
-Job = Callable[[], int]
-"""What a command hands back: the work, with the exit code for an answer."""
+Argument, Option = typer.Argument, typer.Option
 
-
-class Granularity(str, Enum):
-    """One keep-set per kv head, or one per layer."""
-
-    head = "head"
-    layer = "layer"
-
-
-class Order(str, Enum):
-    """How tensors are stored: (heads, rows, d) or (rows, heads, d)."""
-
-    hnd = "hnd"
-    nhd = "nhd"
-
-
-Layout = Annotated[
-    Order | None,
-    typer.Option(
-        metavar="hnd|nhd",
-        help="How tensors are stored: hnd, (heads, rows, d), or nhd, (rows, heads, d). Default: "
-        "hnd, and what looks otherwise is refused.",
+SHARED: dict[str, Any] = {
+    "caches": Argument(
+        metavar="CACHE",
+        help="Cache files, directories, quoted glob patterns, URLs; - reads a list from stdin.",
     ),
-]
-Recursive = Annotated[
-    bool, typer.Option("--recursive", "-r", help="Take directories in directories, too.")
-]
-Eps = Annotated[
-    float,
-    typer.Option(
-        "--eps", parser=NUMBER, metavar="EPS", help="Tail mass that a row may lose, 0 <= eps < 1."
-    ),
-]
-MaxKeep = Annotated[
-    str | None,
-    typer.Option(
-        parser=MAX_KEEP, metavar="N|F", help="At most N keys (an integer) or a fraction in (0, 1]."
-    ),
-]
-KeepFirst = Annotated[
-    int, typer.Option(parser=COUNT, metavar="N", help="Always keep the first N keys.")
-]
-KeepLast = Annotated[
-    int, typer.Option(parser=COUNT, metavar="N", help="Always keep the last N keys.")
-]
-Threads = Annotated[
-    int | None, typer.Option(parser=AT_LEAST_ONE, metavar="N", help="Default: all there are.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
-Verbose = Annotated[
-    int,
-    typer.Option(
-        "--verbose",
-        "-v",
-        count=True,
-        show_default=False,
-        help="Tell on stderr what is done; -vv tells more.",
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="Read options from this file; default: certk.toml, or [tool.certk] in pyproject.toml, "
-        "here or in a parent directory.",
-    ),
-]
-NoConfig = Annotated[bool, typer.Option("--no-config", help="Read no configuration file.")]
-Names = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATTERN",
-        help="Names of the tensors: {i} for the layer, {key|value|query} with the three words "
-        "in use, as in 'model.{i}.attn.{key|value|query}'.",
-    ),
-]
-OneSetPer = Annotated[Granularity, typer.Option(help="One keep-set per kv head, or per layer.")]
-_INPUTS = typer.Argument(
-    metavar="CACHE",
-    help="Cache files, directories, quoted glob patterns, URLs; - reads a list from stdin.",
-)
-Inputs = Annotated[list[str], _INPUTS]
-OptionalInputs = Annotated[list[str] | None, _INPUTS]
-_CACHES = typer.Argument(metavar="CACHE", help="Cache files, or directories of them.")
-Caches = Annotated[list[Path], _CACHES]
-CacheFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A cache file; default: the example.")
-]
+    "data": Option(metavar="FILE", help="A cache file; default: the example."),
+    "recursive": Option("--recursive", "-r", help="Take directories in directories, too."),
+    "threads": Option(metavar="N", min=1, help="Default: all there are."),
+    "fail_fast": Option("--fail-fast", help="End at the first bad input."),
+    "as_json": Option("--json", help="Print one JSON object and nothing else."),
+    "quiet": Option("--quiet", "-q", help="No progress bars."),
+}
 
 
-def read_max_keep(text: str | None) -> int | float | None:
-    """What --max-keep says, a count or a fraction."""
-    return None if text is None else count_or_fraction(text)
+def parameters(function: Any, own: dict[str, Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a command, annotated as Typer reads them.
+
+    Keywords that the function does not name are the options of a prune job. Every command has
+    --quiet.
+
+    Args:
+        function: The command.
+        own: Options by parameter, for those that are not shared, or not the same.
+    """
+    known, asked = SHARED | own, {field.name: field for field in fields(Request)}
+    taken: dict[str, inspect.Parameter] = {}
+    for each in inspect.signature(function, eval_str=True).parameters.values():
+        if each.kind is each.VAR_KEYWORD:
+            taken |= {
+                n: _keyword(n, _of_request(field), field.default) for n, field in asked.items()
+            }
+        elif each.name in known:
+            # Typer asks for one type, also where a parser makes the value.
+            kind: Any = each.annotation if known[each.name].parser is None else str | None
+            annotation = Annotated[kind, known[each.name]]
+            taken[each.name] = _keyword(each.name, annotation, each.default)
+        else:
+            taken[each.name] = _keyword(each.name, _of_request(asked[each.name]), each.default)
+    taken.setdefault("quiet", _keyword("quiet", Annotated[bool, known["quiet"]], False))
+    return list(taken.values())
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def _of_request(field: Field[Any]) -> Any:
+    """Return the annotation of an option of a prune job."""
+    said, kind, reader = field.metadata, typing.get_type_hints(Request)[field.name], None
+    if said["choices"]:
+        kind = Literal[said["choices"]]
+    elif {int, float} <= set(typing.get_args(kind)):
+        kind, reader = str, read_share
+    elif field.name == "eps":
+        kind = str  # a rule, which the request reads
+    flag = f"--{(said['flag'] or field.name).replace('_', '-')}"
+    metavar = said["metavar"] or "|".join(said["choices"])
+    info = Option(flag, metavar=metavar, help=said["help"], parser=reader)
+    return Annotated[kind | None if field.default is None else kind, info]
+
+
+def read_share(text: str) -> int | float:
+    """Read a count (3) or a share (0.25, 1.0)."""
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: give a whole number or a fraction in (0, 1]") from None
 
 
 def need_new(path: Path) -> None:
-    """Refuse what cannot be written as a new file, before any work is done."""
+    """Refuse a path that cannot be written as a new file, before any work is done."""
     if os.path.lexists(path):
         raise CertkError(f"{path} exists already: nothing is overwritten; choose another name")
     if not path.absolute().parent.is_dir():
@@ -129,7 +102,7 @@ def need_new(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in UTF-8."""
+    """Return the text of a file in UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -3,62 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from .options import COUNT, NUMBER, AsJson, Job, Threads
+from .options import Option
 from .terminal import print_json, print_table, print_text, say
 
 if TYPE_CHECKING:
     from ..gaussian import Plan
 
+OPTIONS = {
+    "n": Option(metavar="N", help="Keys of a row."),
+    "sigma": Option(
+        metavar="SIGMA", help="Standard deviation of the scores, in natural-log units."
+    ),
+    "eps": Option(metavar="EPS", help="Tail mass that a row may lose, 0 < eps < 1."),
+    "seed": Option(metavar="N", min=0, help="Seed of the simulated rows."),
+}
 # What follows from the fields of a plan.
 _DERIVED = ("scored_ratio", "speedup", "worthwhile", "advice", "reason")
 
 
 def plan(
-    n: Annotated[
-        int, typer.Option("--n", parser=COUNT, metavar="N", help="Keys of a row, as in 1e6.")
-    ],
-    sigma: Annotated[
-        float,
-        typer.Option(
-            parser=NUMBER,
-            metavar="SIGMA",
-            help="Standard deviation of the scores, in natural-log units.",
-        ),
-    ],
-    eps: Annotated[
-        float,
-        typer.Option(
-            parser=NUMBER, metavar="EPS", help="Tail mass that a row may lose, 0 < eps < 1."
-        ),
-    ],
-    seed: Annotated[
-        int, typer.Option(parser=COUNT, metavar="N", help="Seed of the simulated rows.")
-    ] = 0,
-    threads: Threads = None,
-    as_json: AsJson = False,
-) -> Job:
+    n: int,
+    sigma: float,
+    eps: float,
+    seed: int = 0,
+    threads: int | None = None,
+    as_json: bool = False,
+) -> int:
     """Tell how many keys rows of normal scores need.
 
     And whether to sparsify. These are expectations of a model, no certificate: `certk select` finds
     what a real row needs.
     """
+    from ..gaussian import plan as plan_rows
 
-    def job() -> int:
-        from ..gaussian import plan as plan_rows
-
-        found = plan_rows(n, sigma, eps, seed=seed, threads=threads)
-        if as_json:
-            derived = {name: getattr(found, name) for name in _DERIVED}
-            print_json({"command": "plan", **asdict(found), **derived})
-        else:
-            _show(found)
-        return 0
-
-    return job
+    found = plan_rows(n, sigma, eps, seed=seed, threads=threads)
+    if as_json:
+        print_json(asdict(found) | {name: getattr(found, name) for name in _DERIVED})
+    else:
+        _show(found)
+    return 0
 
 
 def _show(plan: Plan) -> None:
@@ -71,7 +56,7 @@ def _show(plan: Plan) -> None:
     how = f"simulated, standard error {plan.k_standard_error:.2g}" if plan.rows else "exact"
     mean = ("expected for this n", f"{plan.k:.6g}", f"{plan.scored_ratio:.4g}", how)
     say(f"n = {plan.n}, sigma = {plan.sigma:g}, eps = {plan.eps}")
-    print_table(("", "k", "k / n", "how"), [rule, mean], must=False, left=(0, 3))
+    print_table(("", "k", "k / n", "how"), [rule, mean], left=(0, 3))
     if plan.frozen:
         print_text(
             f"Frozen: sigma is past sqrt(2 ln n) = {plan.freezing_sigma:.4g}; rows rest on few "

@@ -1,8 +1,8 @@
-"""What the program does. Typer only parses: every command hands back a job, which is then run.
+"""The one exit of the program. Typer only parses: every command hands back a job, which runs here.
 
-So whatever goes wrong ends in one place: one line on stderr and an exit code, never a traceback,
-and with `--json` one object on stdout that says the same. 0 done; 1 a certificate or a file does
-not hold; 2 bad input, usage or I/O error; 130 interrupted.
+Failures are one line on stderr and an exit code, never a traceback, and with `--json` one object on
+stdout that says the same. 0 done; 1 a certificate or a file does not hold; 2 bad input, usage or
+I/O error; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,28 +11,26 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from .._log import logger
 from ..errors import CertkError
-from .log_lines import stop_listening
 from .terminal import begin_answer, fail, print_answer, say
 
 if TYPE_CHECKING:
     from .signals import Signals
 
-_log = logger("cli")
-
 
 def run(args: list[str], signals: Signals) -> int:
     """Run the command line; return the exit code. SystemExit: see `cli.main`."""
-    _stand_in_for_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        # Who closes one (>&-) wants to hear nothing. Python has None for it, and the next file that
+        # is opened would get its number.
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        if hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
     begin_answer(signals.promised, signals.command)
     try:
         code = _judged(args, signals)
@@ -41,22 +39,22 @@ def run(args: list[str], signals: Signals) -> int:
             fail("terminated", stop.code, "interrupted")
             _answer(stop.code, signals)
         raise
-    finally:
-        stop_listening()
     _answer(code, signals)
-    _give_up_stdout_if_broken()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Or the interpreter, which flushes once more at its end, would complain in its own words.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 def _judged(args: list[str], signals: Signals) -> int:
-    """Run a command to its exit code, and say why it is not 0."""
-    start = time.monotonic()
+    """Run a command; return its exit code, and say why it is not 0."""
     try:
         code = _run(args, signals)
         signals.promised = False
         print_answer(code)
         sys.stdout.flush()
-        _log.info("exit code %d after %.2f s", code, time.monotonic() - start)
         return code
     except KeyboardInterrupt as interruption:
         return fail(str(interruption) or "interrupted", 130, "interrupted")
@@ -71,8 +69,23 @@ def _judged(args: list[str], signals: Signals) -> int:
         return fail("error: unexpected panic, told above; please report it", 2, "unexpected")
 
 
+def _run(args: list[str], signals: Signals) -> int:
+    if args in (["--version"], ["-V"]):  # asked by scripts, and answered without a parser
+        say(f"certk {__version__}")
+        return 0
+    from .tree import tree
+
+    job = tree().main(args, prog_name="certk", standalone_mode=False)
+    # --help and --version give a number.
+    if isinstance(job, int):
+        return job
+    with signals:
+        code: int = job()
+    return code
+
+
 def _failed(error: Exception) -> int:
-    """Say what went wrong; the exit code."""
+    """Say what went wrong; return the exit code."""
     if isinstance(error, CertkError):
         return fail(f"error: {error}", 2, "input")
     if isinstance(error, BrokenPipeError):
@@ -85,12 +98,27 @@ def _failed(error: Exception) -> int:
     # Usage; its class has moved between versions of typer.
     if hasattr(error, "format_message"):
         return fail(f"error: {_usage(error)}", 2, "usage")
-    import traceback
-
-    for line in traceback.format_exception(error):
-        _log.debug("%s", line.rstrip())
     what = f"unexpected {type(error).__name__}: {_joined(str(error))}"
-    return fail(f"error: {what}; please report it, with what -vv says", 2, "unexpected")
+    return fail(f"error: {what} (at {_place(error)}); please report it", 2, "unexpected")
+
+
+def _place(error: Exception) -> str:
+    """Return the file and the line that an exception comes from."""
+    from traceback import extract_tb
+
+    place = extract_tb(error.__traceback__)[-1]
+    return f"{Path(place.filename).name}:{place.lineno}"
+
+
+def _usage(error: Any) -> str:
+    """Say what is wrong with the arguments, and whose help says what is right."""
+    context = getattr(error, "ctx", None)
+    path = "certk" if context is None else context.command_path
+    return f"{_joined(error.format_message()).rstrip('.')} (see {path} --help)"
+
+
+def _joined(message: str) -> str:
+    return " ".join(message.split())
 
 
 def _answer(code: int, signals: Signals) -> None:
@@ -99,53 +127,3 @@ def _answer(code: int, signals: Signals) -> None:
     with contextlib.suppress(OSError):
         print_answer(code)
         sys.stdout.flush()
-
-
-def _stand_in_for_closed_streams() -> None:
-    # Who closes one (>&-) wants to hear nothing. Python has None for it, and the next file that is
-    # opened would get its number.
-    if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-
-
-def _give_up_stdout_if_broken() -> None:
-    # Or the interpreter, which flushes once more at its end, would complain in its own words.
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _run(args: list[str], signals: Signals) -> int:
-    if args in (["--version"], ["-V"]):  # what scripts ask for, without a parser of arguments
-        say(f"certk {__version__}")
-        return 0
-    from .completion import COMPLETE_VARIABLE, able_to_complete
-    from .tree import tree
-
-    asked = able_to_complete() if COMPLETE_VARIABLE in os.environ else contextlib.nullcontext()
-    with asked:
-        job = tree().main(args, prog_name="certk", standalone_mode=False)
-    # A number is what --help and --version give.
-    if isinstance(job, int):
-        return job
-    from .. import simd_level
-
-    _log.info("certk %s, %s", __version__, simd_level())
-    _log.debug("arguments: %r", args)
-    with signals:
-        code: int = job()
-    return code
-
-
-def _usage(error: Any) -> str:
-    """What is wrong with the arguments, and whose help says what is right."""
-    context = getattr(error, "ctx", None)
-    path = "certk" if context is None else context.command_path
-    return f"{_joined(error.format_message()).rstrip('.')} (see {path} --help)"
-
-
-def _joined(message: str) -> str:
-    return " ".join(message.split())

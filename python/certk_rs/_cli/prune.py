@@ -2,62 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import CertkError
-from .options import (
-    AsJson,
-    Inputs,
-    Job,
-    KeepFirst,
-    KeepLast,
-    Layout,
-    MaxKeep,
-    Names,
-    Quiet,
-    Recursive,
-    Threads,
-    read_max_keep,
-)
-from .prune_options import (
-    Address,
-    BlockSize,
-    Coverage,
-    DryRun,
-    EngineName,
-    EpsRule,
-    FailFast,
-    Force,
-    Guard,
-    GuardKind,
-    Holdout,
-    Hot,
-    HowManyJobs,
-    OneSetPer,
-    OutTol,
-    Proof,
-    ProofKind,
-    Resume,
-    SetPer,
-    Size,
-    SizeBytes,
-    SkipExisting,
-    Strict,
-    UnitKind,
-    UnitName,
-    WhichEngine,
-)
-from .quantities import PLACE, Place
-from .terminal import complain, print_json, progress_bar, round_up, say, warn
+from .options import Option
+from .terminal import complain, print_json, progress_bar, warn
 
 if TYPE_CHECKING:
     from ..jobs.estimate import Estimate
-    from ..jobs.prune import Failure, FileOutcome, JobResult, Plan
-    from ..jobs.request import Request
+    from ..jobs.prune import Plan
 
-# What goes together in the help.
+OPTIONS = {
+    "out": Option("-o", "--out", metavar="OUT", help="Output directory or URL."),
+    "resume": Option("--resume", help="Go on with an interrupted job."),
+    "skip_existing": Option("--skip-existing", help="Leave outputs that exist, and do the others."),
+    "force": Option("--force", help="Replace outputs that exist, but never an input."),
+    "dry_run": Option("--dry-run", help="Tell what it would cost and save; write nothing."),
+    "engine": Option(help="Where the work is done: in threads, or by the workers of Ray."),
+    "address": Option(metavar="ADDRESS", help="Of the Ray cluster; default: a local one."),
+    "strict": Option("--strict", help="Exit code 1 if any row is over eps."),
+    "jobs": Option(metavar="N", min=1, help="Units under way at a time."),
+    "unit": Option(help="A unit of work: a layer, a head, or auto."),
+}
 PANELS = {
     "How small": ("eps", "size", "size_bytes", "out_tol", "hot", "max_keep", "coverage"),
     "Sets": ("granularity", "keep_first", "keep_last", "block_size", "holdout"),
@@ -69,165 +35,72 @@ PANELS = {
 
 
 def prune(
-    caches: Inputs,
-    out: Annotated[
-        Place,
-        typer.Option("-o", "--out", parser=PLACE, metavar="OUT", help="Output directory or URL."),
-    ],
-    eps: EpsRule = None,
-    size: Size = None,
-    size_bytes: SizeBytes = None,
-    out_tol: OutTol = None,
-    hot: Hot = None,
-    granularity: OneSetPer = SetPer.head,
-    max_keep: MaxKeep = None,
-    keep_first: KeepFirst = 0,
-    keep_last: KeepLast = 0,
-    block_size: BlockSize = 1,
-    coverage: Coverage = 1.0,
-    holdout: Holdout = 0.0,
-    proof: ProofKind = Proof.auto,
-    guard: GuardKind = Guard.none,
-    names: Names = None,
-    layout: Layout = None,
-    recursive: Recursive = False,
-    resume: Resume = False,
-    skip_existing: SkipExisting = False,
-    force: Force = False,
-    fail_fast: FailFast = False,
-    strict: Strict = False,
-    dry_run: DryRun = False,
-    engine: WhichEngine = EngineName.local,
-    address: Address = None,
-    jobs: HowManyJobs = None,
-    unit: UnitKind = UnitName.auto,
-    threads: Threads = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> Job:
+    caches: list[str],
+    out: str,
+    recursive: bool = False,
+    resume: bool = False,
+    skip_existing: bool = False,
+    force: bool = False,
+    fail_fast: bool = False,
+    strict: bool = False,
+    dry_run: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    jobs: int | None = None,
+    unit: Literal["auto", "layer", "head"] = "auto",
+    threads: int | None = None,
+    as_json: bool = False,
+    quiet: bool = False,
+    **asked: Any,
+) -> int:
     """Prune saved KV caches, with certificates.
 
     Every query in a file loses at most eps of its attention mass, and the output says how much: the
     certificate is in the same file. One keep-set serves all queries of a kv head (or of a layer).
     Many files are one job: it can be resumed, and one bad file does not stop the others.
     """
+    from ..jobs.prune import Manner, make_plan, run_plan
+    from ..jobs.request import TARGETS, Request
+    from ..pruning import make_engine
+    from .prune_report import Shown, show_summary
 
-    def job() -> int:
-        from ..jobs.budgets import read_budgets
-        from ..jobs.prune import Manner, make_plan, run_plan
-        from ..jobs.request import Request
-        from ..pruning import make_engine
-        from .prune_report import show_summary
-
-        if eps is None and size is None and size_bytes is None and out_tol is None:
-            raise CertkError("how small? Give --eps, or --size, --bytes or --out-tol instead")
-        request = Request(
-            eps=None if eps is None else read_budgets(eps),
-            size=read_max_keep(size),
-            size_bytes=size_bytes,
-            out_tol=out_tol,
-            hot=read_max_keep(hot),
-            granularity=granularity.value,
-            max_keep=read_max_keep(max_keep),
-            keep_first=keep_first,
-            keep_last=keep_last,
-            block_size=block_size,
-            coverage=coverage,
-            holdout=holdout,
-            proof=proof.value,
-            guard=guard.value,
-            names=names,
-            layout=None if layout is None else layout.value,
-        )
-        if skip_existing and force:
-            raise CertkError("--skip-existing and --force exclude each other: leave one out")
-        existing = "skip" if skip_existing else "replace" if force else "refuse"
-        manner = Manner(resume, existing, fail_fast, unit.value)
-        if dry_run:
-            manner = Manner(resume, "skip", fail_fast, unit.value)
-        plan = make_plan(caches, out, request, manner, recursive)
-        for task in plan.tasks:
-            for warning in task.warnings:
-                warn(warning)
-        if dry_run:
-            return _dry_run(plan, threads, as_json, quiet)
-        workers = make_engine(engine.value, address, jobs, threads)
-        shown = _Shown(plan, as_json, strict)
-        try:
-            with progress_bar(quiet) as progress:
-                result = run_plan(plan, workers, manner, shown.tell, progress)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(shown.how_far()) from None
-        if as_json:
-            print_json({"command": "prune", "eps": _eps(request), **result.to_json()})
-        else:
-            show_summary(result)
-        return shown.code(result)
-
-    return job
-
-
-class _Shown:
-    """Says what became of every file as soon as it is known."""
-
-    def __init__(self, plan: Plan, as_json: bool, strict: bool) -> None:
-        self._plan, self._as_json, self._strict = plan, as_json, strict
-        # Hot sets are not made to keep rows within eps: nothing is amiss.
-        self._hot = any(task.options.hot for task in plan.tasks)
-        self._told = {warning for task in plan.tasks for warning in task.warnings}
-        self._ended = 0
-        self._first: Failure | None = None
-
-    def tell(self, outcome: FileOutcome) -> None:
-        """Print the line of one input, and its warnings."""
-        from ..jobs.file_report import FileReport, totals
-        from ..jobs.prune import Failure
-        from .prune_report import said_of
-
-        self._ended += 1
-        if isinstance(outcome, Failure):
-            self._first = self._first or outcome
-            complain(f"error: {outcome.message}")
-            return
-        if isinstance(outcome, FileReport):
-            for warning in outcome.warnings:
-                if warning not in self._told:
-                    warn(warning)
-            every = totals(outcome.layers)
-            over = every["rows_over_budget"]
-            if over and not self._hot:
-                warn(
-                    f"{outcome.target}: {over} of {every['rows']} rows are over eps because of "
-                    f"--max-keep, the worst loses {round_up(every['worst_tail_mass'])}"
-                )
-        if not self._as_json:
-            say(said_of(outcome))
-
-    def how_far(self) -> str:
-        """How far it came, and how to go on."""
-        every = len(self._plan.tasks) + len(self._plan.failures)
-        return (
-            f"interrupted: {self._ended} of {every} files are finished; the same command with "
-            "--resume goes on"
-        )
-
-    def code(self, result: JobResult) -> int:
-        """The exit code: 2 if no input was any good, 1 if some were not (or --strict)."""
-        if result.failures:
-            return 1 if result.outputs or result.skipped or len(result.failures) > 1 else 2
-        over = any(layer.rows_over_budget for report in result.outputs for layer in report.layers)
-        return 1 if over and self._strict else 0
-
-
-def _eps(request: Request) -> float | str | None:
-    if request.eps is None or request.eps.rules:
-        return None if request.eps is None else str(request.eps)
-    return request.eps.default
+    if all(asked[name] is None for name in TARGETS):
+        raise CertkError("how small? Give --eps, or --size, --bytes or --out-tol instead")
+    request = Request.of(**asked)
+    if skip_existing and force:
+        raise CertkError("--skip-existing and --force exclude each other: leave one out")
+    existing = "skip" if skip_existing or dry_run else "replace" if force else "refuse"
+    manner = Manner(resume, existing, fail_fast, unit)
+    plan = make_plan(caches, out, request, manner, recursive)
+    for task in plan.tasks:
+        for warning in task.warnings:
+            warn(warning)
+    if dry_run:
+        return _dry_run(plan, threads, as_json, quiet)
+    workers = make_engine(engine, address, jobs, threads)
+    shown = Shown(plan, as_json)
+    try:
+        with progress_bar(quiet) as progress:
+            result = run_plan(plan, workers, manner, shown.tell, progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(shown.how_far()) from None
+    if as_json:
+        eps = request.eps
+        budget = None if eps is None else str(eps) if eps.rules else eps.default
+        print_json({"eps": budget, **result.to_json()})
+    else:
+        show_summary(result)
+    # 2 if the only input was bad, 1 if some of several were.
+    if result.failures:
+        return 1 if result.outputs or result.skipped or len(result.failures) > 1 else 2
+    over = any(layer.rows_over_budget for report in result.outputs for layer in report.layers)
+    return 1 if over and strict else 0
 
 
 def _dry_run(plan: Plan, threads: int | None, as_json: bool, quiet: bool) -> int:
     from ..jobs.estimate import estimate
     from ..jobs.prune import failure
+    from .prune_report import show_estimates
 
     found: list[Estimate] = []
     bad = list(plan.failures)
@@ -242,30 +115,8 @@ def _dry_run(plan: Plan, threads: int | None, as_json: bool, quiet: bool) -> int
     for each in bad:
         complain(f"error: {each.message}")
     if as_json:
-        body: dict[str, Any] = {"outputs": [vars(each) for each in found]}
-        body["failures"] = [vars(each) for each in bad]
-        print_json({"command": "prune", "dry_run": True, **body})
+        outputs, failures = ([vars(each) for each in some] for some in (found, bad))
+        print_json({"dry_run": True, "outputs": outputs, "failures": failures})
     else:
-        _show_estimates(found)
+        show_estimates(found)
     return 1 if bad else 0
-
-
-def _show_estimates(found: list[Estimate]) -> None:
-    for each in found:
-        say(
-            f"{each.source}: keys and values of {_mb(each.cache_bytes)}, about "
-            f"{_mb(each.output_bytes)} afterwards ({100 * each.kept_share:.0f} % of the keys kept "
-            f"in the heads tried); {each.scores:.2g} scores, about {each.seconds:.1f} s of one "
-            f"worker, {_mb(each.memory)} of memory for each"
-        )
-    if len(found) > 1:
-        say(
-            f"{len(found)} files: {_mb(sum(each.cache_bytes for each in found))}, about "
-            f"{_mb(sum(each.output_bytes for each in found))} afterwards, about "
-            f"{sum(each.seconds for each in found):.0f} s of one worker"
-        )
-    say("Nothing was written.")
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.4g} MB"

@@ -1,19 +1,52 @@
-"""What a prune job has done, as text."""
+"""The text of `certk prune`: a line for every file, and one for the job."""
 
 from __future__ import annotations
 
+from ..jobs.estimate import Estimate
 from ..jobs.file_report import FileReport, totals
-from ..jobs.prune import Failure, FileOutcome, JobResult, Skipped
-from .terminal import round_up, say
+from ..jobs.prune import Failure, FileOutcome, JobResult, Plan
+from .terminal import complain, round_up, say, warn
 
 
-def said_of(outcome: FileOutcome) -> str:
-    """What became of one input, in a line."""
-    if isinstance(outcome, Failure):
-        return f"{outcome.source}: failed"
-    if isinstance(outcome, Skipped):
-        return f"{outcome.target}: exists, skipped"
-    return "; ".join((_kept(outcome), _lost(outcome), _bytes(outcome)))
+class Shown:
+    """Prints a line for every file as soon as its outcome is known."""
+
+    def __init__(self, plan: Plan, as_json: bool) -> None:
+        self._plan, self._as_json = plan, as_json
+        # Hot sets are not made to keep rows within eps: nothing is amiss.
+        self._hot = any(task.options.hot for task in plan.tasks)
+        self._told = {warning for task in plan.tasks for warning in task.warnings}
+        self._ended = 0
+
+    def tell(self, outcome: FileOutcome) -> None:
+        """Print the line of one input, and its warnings."""
+        self._ended += 1
+        if isinstance(outcome, Failure):
+            complain(f"error: {outcome.message}")
+            return
+        line = f"{outcome.target}: exists, skipped"
+        if isinstance(outcome, FileReport):
+            line = f"{_kept(outcome)}; {_lost(outcome)}; {_bytes(outcome)}"
+            for warning in outcome.warnings:
+                if warning not in self._told:
+                    warn(warning)
+            every = totals(outcome.layers)
+            over = every["rows_over_budget"]
+            if over and not self._hot:
+                warn(
+                    f"{outcome.target}: {over} of {every['rows']} rows are over eps because of "
+                    f"--max-keep, the worst loses {round_up(every['worst_tail_mass'])}"
+                )
+        if not self._as_json:
+            say(line)
+
+    def how_far(self) -> str:
+        """Return how far it came, and how to go on."""
+        every = len(self._plan.tasks) + len(self._plan.failures)
+        return (
+            f"interrupted: {self._ended} of {every} files are finished; the same command with "
+            "--resume goes on"
+        )
 
 
 def _kept(report: FileReport) -> str:
@@ -39,15 +72,15 @@ def _lost(report: FileReport) -> str:
 
 
 def _bytes(report: FileReport) -> str:
-    guard = f", {report.guard_bytes / 1e6:.4g} MB are its guard" if report.guard_bytes else ""
+    guard = f", {_mb(report.guard_bytes)} are its guard" if report.guard_bytes else ""
     return (
-        f"{report.cache_bytes / 1e6:.4g} MB of keys and values are {report.output_bytes / 1e6:.4g} "
-        f"MB ({100 * report.saved:.1f} % saved{guard})"
+        f"{_mb(report.cache_bytes)} of keys and values are {_mb(report.output_bytes)} "
+        f"({100 * report.saved:.1f} % saved{guard})"
     )
 
 
 def show_summary(result: JobResult) -> None:
-    """A line for the whole job, where it was more than one file."""
+    """Print a line for the whole job, where it was more than one file."""
     for report in result.outputs:
         _show_holdout(report)
     every = len(result.outputs) + len(result.failures) + len(result.skipped)
@@ -64,7 +97,7 @@ def show_summary(result: JobResult) -> None:
         parts.append(f"{len(result.failures)} failed")
     if before:
         parts.append(
-            f"{before / 1e6:.4g} MB of keys and values are {after / 1e6:.4g} MB "
+            f"{_mb(before)} of keys and values are {_mb(after)} "
             f"({100 * (1 - after / before):.1f} % saved)"
         )
     say(f"{', '.join(parts)}; {result.seconds:.1f} s, {result.peak_memory / 1e6:.0f} MB of memory")
@@ -84,3 +117,25 @@ def _show_holdout(report: FileReport) -> None:
         f"{100 * worst.held_out.high:.1f} % with 97.5 % confidence; the sets that were written are "
         "made for all queries"
     )
+
+
+def show_estimates(found: list[Estimate]) -> None:
+    """Print what jobs would cost and save."""
+    for each in found:
+        say(
+            f"{each.source}: keys and values of {_mb(each.cache_bytes)}, about "
+            f"{_mb(each.output_bytes)} afterwards ({100 * each.kept_share:.0f} % of the keys kept "
+            f"in the heads tried); {each.scores:.2g} scores, about {each.seconds:.1f} s of one "
+            f"worker, {_mb(each.memory)} of memory for each"
+        )
+    if len(found) > 1:
+        say(
+            f"{len(found)} files: {_mb(sum(each.cache_bytes for each in found))}, about "
+            f"{_mb(sum(each.output_bytes for each in found))} afterwards, about "
+            f"{sum(each.seconds for each in found):.0f} s of one worker"
+        )
+    say("Nothing was written.")
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.4g} MB"

@@ -1,96 +1,83 @@
-"""`certk report`: what a prune job has done, as a page, as tables and as data."""
+"""`certk report`: the outcome of a prune job, as a page, as tables and as data."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CertkError
-from .options import AsJson, Job, Quiet
+from .options import Argument, Option
 from .terminal import print_json, print_table, progress_bar, say, warn
 
 if TYPE_CHECKING:
     from .._files.location import Location
     from ..jobs.job_report import RowSink
 
-_FILE = "FILE"
+OPTIONS = {
+    "outs": Argument(metavar="OUT", help="The OUT of a prune job, or outputs of one."),
+    "html": Option(metavar="FILE", help="Write one self-contained page with plots and tables."),
+    "csv": Option(metavar="FILE", help="Write a table, a line per row (query)."),
+    "parquet": Option(metavar="FILE", help="Write the same table as Parquet (needs pyarrow)."),
+    "sets": Option("--sets", help="Tables have a line per keep-set, not per row."),
+    "force": Option("--force", help="Replace files that exist."),
+}
 
 
 def report(
-    outs: Annotated[
-        list[str],
-        typer.Argument(metavar="OUT", help="The OUT of a prune job, or outputs of one."),
-    ],
-    html: Annotated[
-        str | None,
-        typer.Option(metavar=_FILE, help="Write one self-contained page with plots and tables."),
-    ] = None,
-    csv: Annotated[
-        str | None,
-        typer.Option("--csv", metavar=_FILE, help="Write a table, a line per row (query)."),
-    ] = None,
-    parquet: Annotated[
-        str | None,
-        typer.Option(metavar=_FILE, help="Write the same table as Parquet (needs pyarrow)."),
-    ] = None,
-    sets: Annotated[
-        bool, typer.Option("--sets", help="Tables have a line per keep-set, not per row.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> Job:
+    outs: list[str],
+    html: str | None = None,
+    csv: str | None = None,
+    parquet: str | None = None,
+    sets: bool = False,
+    force: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
     """Tell what a prune job has done, from its outputs.
 
     Figures are those of the certificates; what a job has noted beside its outputs (times, memory,
     failures) is told where it is there. Nothing is verified: certk verify does that. Exit code 1 if
     an output cannot be read.
     """
+    from .._display.page import pyplot
+    from .._files.new_file import new_file
+    from ..jobs.export import table_files
+    from ..jobs.job_page import job_page
+    from ..jobs.job_report import job_report
 
-    def job() -> int:
-        from .._display.page import pyplot
-        from .._files.new_file import new_file
-        from ..jobs.export import table_files
-        from ..jobs.job_page import job_page
-        from ..jobs.job_report import job_report
-
-        if sets and csv is None and parquet is None:
-            raise CertkError("--sets is about tables: give --csv FILE or --parquet FILE with it")
-        page = _new(html, force)
-        if page is not None:
-            pyplot()
-        tables = (_new(csv, force), _new(parquet, force))
-        places = [place for place in (page, *tables) if place is not None]
-        if places:
-            _check_apart(places, outs)
-        with ExitStack() as stack:
-            sinks: list[RowSink] = []
-            if tables != (None, None):
-                sinks = [stack.enter_context(table_files(*tables, sets=sets, replace=force))]
-            with progress_bar(quiet) as progress:
-                found = job_report(outs, sinks, progress)
-        if page is not None:
-            with new_file(page, replace=force) as file:
-                file.write_at(0, job_page(found).encode())
-                file.commit()
-        for bad in found["unreadable"]:
-            warn(f"not read: {bad['message']}")
-        if as_json:
-            print_json({"command": "report", **found})
-        else:
-            _show(found)
-            for place in (page, *tables):
-                if place is not None:
-                    say(f"written to {place}")
-        return 1 if found["unreadable"] else 0
-
-    return job
+    if sets and csv is None and parquet is None:
+        raise CertkError("--sets is about tables: give --csv FILE or --parquet FILE with it")
+    page = _new(html, force)
+    if page is not None:
+        pyplot()
+    tables = (_new(csv, force), _new(parquet, force))
+    places = [place for place in (page, *tables) if place is not None]
+    if places:
+        _check_apart(places, outs)
+    with ExitStack() as stack:
+        sinks: list[RowSink] = []
+        if tables != (None, None):
+            sinks = [stack.enter_context(table_files(*tables, sets=sets, replace=force))]
+        with progress_bar(quiet) as progress:
+            found = job_report(outs, sinks, progress)
+    if page is not None:
+        with new_file(page, replace=force) as file:
+            file.write_at(0, job_page(found).encode())
+            file.commit()
+    for bad in found["unreadable"]:
+        warn(f"not read: {bad['message']}")
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+        for place in (page, *tables):
+            if place is not None:
+                say(f"written to {place}")
+    return 1 if found["unreadable"] else 0
 
 
 def _new(path: str | None, force: bool) -> Location | None:
-    """A place to write to; a `CertkError` if that is known to fail, before any work is done."""
+    """Return a place to write to; a `CertkError` if that is known to fail, before any work."""
     from .._files.location import locate
 
     if path is None:
@@ -150,7 +137,7 @@ def _show(found: dict[str, Any]) -> None:
         )
         if total["held_out_queries"]:
             say(_held_out(total, found["options"]))
-        print_table(_HEADS, [_cells(layer) for layer in found["layers"]], must=False, drop=_BEYOND)
+        print_table(_HEADS, [_cells(layer) for layer in found["layers"]], drop=_BEYOND)
     borrowed = sorted({name for each in found["outputs"] for name in each["from_record"]})
     if borrowed:
         say(f"taken from the record of the job, not from outputs: {', '.join(borrowed)}")
@@ -163,7 +150,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _held_out(total: dict[str, Any], options: list[dict[str, Any]]) -> str:
-    """What is known of queries that sets were made without."""
+    """Say what is known of queries that sets were made without."""
     from ..jobs.job_page import between, count
 
     lost = between(total["held_out_violations_low"], total["held_out_violations_high"])
@@ -177,7 +164,7 @@ def _held_out(total: dict[str, Any], options: list[dict[str, Any]]) -> str:
 
 
 def _bounds(figures: dict[str, Any]) -> bool:
-    """Whether bounds are of the sets' budgets; where a size was asked for, of smaller ones."""
+    """Tell whether bounds are of the sets' budgets; where a size was asked for, of smaller ones."""
     return figures["gap"] is not None
 
 

@@ -24,7 +24,7 @@ def analyze_model(model: Path, text: Path | None, max_tokens: int | None, as_jso
     tokens, layers = score_scales_of_text(model, written, max_tokens=max_tokens)
     if as_json:
         said = {"model": str(model), "tokens": tokens, "layers": [asdict(one) for one in layers]}
-        print_json({"command": "analyze", **said})
+        print_json(said)
     else:
         source = "a text of certk's own" if text is None else str(text)
         say(f"{model}: {tokens} tokens of {source}")

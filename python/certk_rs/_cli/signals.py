@@ -23,7 +23,7 @@ _WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class Signals:
-    """What signals do. As a context: they are exceptions in it.
+    """The handling of signals. As a context: they are exceptions in it.
 
     A signal that the process ignores, or that another handler is there for, is left alone.
     """
@@ -32,7 +32,7 @@ class Signals:
         self.received: signal.Signals | None = None
         """The signal that came while a command ran; its exception may have become another one."""
         self.promised = False
-        """Whether stdout has yet to get the object of `--json`."""
+        """Set while stdout has yet to get the object of `--json`."""
         self.command: str | None = None
         """The command that this object names."""
         self._stderr = sys.stderr is not None
@@ -51,7 +51,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _set(self, handler: Handler) -> list[tuple[signal.Signals, Handler]]:
-        """Set a handler where no one else has; the signals with what was there before."""
+        """Set a handler where no one else has; return the signals with their handlers before."""
         before: list[tuple[signal.Signals, Handler]] = []
         for number in _WORDS:
             there = signal.getsignal(number)
@@ -83,7 +83,7 @@ class Signals:
 
 
 def ended_object(command: str | None, word: str, code: int) -> str:
-    """What `Answer` would print, without a module of which half may have been imported."""
+    """Return the line of `Answer`, without a module of which half may have been imported."""
     name = "null" if command is None else f'"{command}"'
     error = f'{{"kind": "interrupted", "message": "{word}", "exit_code": {code}}}'
     return f'{{"schema": 1, "command": {name}, "error": {error}}}\n'

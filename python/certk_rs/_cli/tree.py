@@ -1,23 +1,29 @@
-"""The tree of commands, as Typer parses it. A command is imported when it is asked for."""
+"""The tree of commands, as Typer parses it. A command is imported when it is asked for.
+
+Typer's parser is a part of it in some versions and a package of its own in others; only methods
+that both have are overridden here, and nothing is imported from either.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
-from . import config
-from .command import Command, quick, uniform
 from .commands import BRIEF, GROUPS
-from .options import Job
+from .options import parameters
 from .terminal import say, show_help
 
-# Functions whose names are those of builtins or modules.
-_FUNCTIONS = {"inspect": "inspect_files"}
+Job = Callable[[], int]
+"""The work of a command, which returns the exit code."""
+
+_OWN, _COMMON = "Options", "Common options"
 _EXAMPLE = """\
 certk demo
 certk capture --model model/ --text text.txt -o cache.safetensors
@@ -25,23 +31,58 @@ certk analyze cache.safetensors
 certk prune cache.safetensors -o pruned/ --eps 0.05
 certk verify pruned/ --against cache.safetensors
 """
+_MANNERS: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+class Command(TyperCommand):
+    """A command, whose help shows options in groups.
+
+    `panels` has the names of parameters by the title above them.
+    """
+
+    panels: Mapping[str, tuple[str, ...]] = {}
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return [OPTIONS] CACHE..., alike in all versions of Typer."""
+        arguments = [param for param in self.params if param.param_type_name == "argument"]
+        return ["[OPTIONS]", *map(_usage, arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, the options of this command, and those that every command has."""
+        titles = {name: panel for panel, names in self.panels.items() for name in names}
+        titles["quiet"] = _COMMON
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        sections |= {title: [] for title in (*self.panels, _OWN, _COMMON)}
+        order = {name: at for at, name in enumerate(titles)}
+        params = self.get_params(ctx)
+        for param in sorted(params, key=lambda param: order.get(param.name, len(order))):
+            if param.param_type_name == "argument":
+                sections["Arguments"].append((_usage(param), getattr(param, "help", "") or ""))
+            elif record := param.get_help_record(ctx):
+                own = _COMMON if "--help" in param.opts else _OWN
+                sections[titles.get(param.name, own)].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _usage(param: Any) -> str:
+    name = (param.metavar or param.name.upper()).rstrip(".") + "..." * (param.nargs != 1)
+    return name if param.required else f"[{name}]"
 
 
 class Commands(Mapping[str, Any]):
-    """All commands by name; what is looked up is imported."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, Any] = {}
+    """All commands by name; a command is imported when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in BRIEF:
             raise KeyError(name)
-        if name not in self._found:
-            module = import_module(f".{name}", __package__)
-            command = _command(name, getattr(module, _FUNCTIONS.get(name, name)))
-            command.panels = getattr(module, "PANELS", command.panels)
-            self._found[name] = command
-        return self._found[name]
+        return _command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(BRIEF)
@@ -53,50 +94,34 @@ class Commands(Mapping[str, Any]):
         return name in BRIEF
 
 
-def _command(name: str, function: Any) -> Any:
-    one = typer.Typer(**_MANNERS)
-    # A shell asks for completion at its start, in any folder: no file has a say in that.
-    one.command(name, cls=Command)(function if name == "completion" else uniform(function))
-    return typer.main.get_command(one)
+@cache
+def _command(name: str) -> Any:
+    """Return a command as Typer has it; when it is called, it returns a `Job`."""
+    module = import_module(f".{name}", __package__)
+    function: Callable[..., int] = getattr(module, name)
+    taken = parameters(function, getattr(module, "OPTIONS", {}))
+    quiet_for_all = "quiet" not in inspect.signature(function).parameters
 
+    def command(**given: Any) -> Job:
+        if quiet_for_all:
+            del given["quiet"]
+        return partial(function, **given)
 
-class _Named:
-    """What a completion asks of a command: the line on it, as far as there is room."""
-
-    hidden = False
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def get_short_help_str(self, _limit: int = 0) -> str:
-        return BRIEF[self._name]
+    command.__name__, command.__doc__ = name, function.__doc__
+    command.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in taken}
+    one = typer.Typer(add_completion=False, **_MANNERS)
+    one.command(name, cls=Command)(command)
+    found: Any = typer.main.get_command(one)
+    found.panels = getattr(module, "PANELS", {})
+    return found
 
 
 class Group(TyperGroup):
-    """All commands; one that does not exist is told the nearest that does."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """All parameters, --help included."""
-        return [quick(param) for param in super().get_params(ctx)]
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command, or say which one was meant."""
-        name = args[0]
-        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {name!r}{config.meant(name, self.commands)}")
-        return super().resolve_command(ctx, args)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete a name, for which no command has to be imported."""
-        named: Any = {name: _Named(name) for name in BRIEF}
-        commands, self.commands = self.commands, named
-        try:
-            return list(super().shell_complete(ctx, incomplete))
-        finally:
-            self.commands = commands
+    """All commands, in groups."""
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """Write a line on each, and how they go together."""
+        """Write a line on each, and an example of using them."""
         for title, briefs in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(list(briefs.items()))
@@ -105,16 +130,8 @@ class Group(TyperGroup):
                 formatter.write_text(line)
 
 
-_MANNERS: dict[str, Any] = {
-    "add_completion": False,
-    "rich_markup_mode": None,
-    "pretty_exceptions_enable": False,
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
-
-
 def tree() -> Any:
-    """Make the tree."""
+    """Return the tree."""
     root = typer.Typer(cls=Group, **_MANNERS)
     root.callback(invoke_without_command=True)(certk)
     group: Any = typer.main.get_command(root)
@@ -122,26 +139,16 @@ def tree() -> Any:
     return group
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        say(f"certk {__version__}")
-        raise typer.Exit
-
-
 def certk(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> Job | None:
+    version: Annotated[bool, typer.Option("--version", "-V", help="Show the version.")] = False,
+) -> int | None:
     """Certified selection of attention keys: what is dropped provably weighs no more than eps."""
+    if version:
+        say(f"certk {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is not None:
         return None
-
-    def job() -> int:
-        # As ruff and uv do: a script that lost its arguments fails, and its pipe gets no help text.
-        show_help(context.get_help())
-        return 2
-
-    return job
+    # As ruff and uv do: a script that lost its arguments fails, and its pipe gets no help text.
+    show_help(context.get_help())
+    return 2

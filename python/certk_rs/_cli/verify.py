@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from ..errors import CertkError
-from .options import AT_LEAST_ONE, AsJson, Job, Layout, Names, Quiet, Recursive
+from .options import Argument, Option, read_share
 from .terminal import print_json, progress_bar
+
+OPTIONS = {
+    "outputs": Argument(metavar="OUT...", help="Outputs, or directories of them."),
+    "against": Option(metavar="CACHE", help="An input, or a directory of them; may be repeated."),
+    "threads": Option("--jobs", metavar="N", min=1, help="Threads; default: one a processor."),
+    "sample": Option(
+        metavar="F|N",
+        parser=read_share,
+        help="Recompute only a share F of the rows of every output, or N of them, for a quick "
+        "look. It can find what does not hold and confirms nothing (exit code 3).",
+    ),
+    "fail_fast": Option("--fail-fast", help="Stop at the first output that does not hold."),
+}
 
 
 def verify(
-    outputs: Annotated[
-        list[str], typer.Argument(metavar="OUT...", help="Outputs, or directories of them.")
-    ],
-    against: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CACHE", help="An input, or a directory of them; may be repeated."),
-    ] = None,
-    names: Names = None,
-    layout: Layout = None,
-    recursive: Recursive = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", parser=AT_LEAST_ONE, metavar="N", help="Threads; default: one a processor."
-        ),
-    ] = None,
-    sample: Annotated[
-        str | None,
-        typer.Option(
-            metavar="F|N",
-            help="Recompute only a share F of the rows of every output, or N of them, for a quick "
-            "look. It can find what does not hold and confirms nothing (exit code 3).",
-        ),
-    ] = None,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop at the first output that does not hold.")
-    ] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> Job:
+    outputs: list[str],
+    against: list[str] | None = None,
+    names: str | None = None,
+    layout: str | None = None,
+    recursive: bool = False,
+    threads: int | None = None,
+    sample: int | float | None = None,
+    fail_fast: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
     """Check what prune has written.
 
     Without inputs: that every byte is what the certificate says. With --against, also that what the
@@ -50,58 +38,24 @@ def verify(
     output that was pruned with --names needs the same here, if its spelling is not a known one,
     and one that was pruned with --layout, if its shapes fit both orders of axes.
     """
+    from ..verifying import verify as verify_outputs
+    from .audit_report import show_output, show_rest, verdict
 
-    def job() -> int:
-        from ..audit import audit, audit_json
-        from .audit_report import show_output, show_rest, verdict
-
-        looked_at = _read_sample(sample)
-        files, inputs = _files(outputs, recursive), _files(against or [], recursive)
-        if not files and not inputs:
-            raise CertkError("there is no .safetensors file to verify: give outputs of certk prune")
-        if against and not inputs:
-            raise CertkError("--against names no .safetensors file: give the inputs of the outputs")
-        if looked_at is not None and not inputs:
-            raise CertkError("--sample chooses rows to recompute: give --against, which has them")
-        with progress_bar(quiet) as progress:
-            report = audit(
-                files,
-                inputs,
-                progress,
-                names,
-                threads=threads,
-                sample=looked_at,
-                fail_fast=fail_fast,
-                each=None if as_json else show_output,
-                layout=None if layout is None else layout.value,
-            )
-        if as_json:
-            print_json({"command": "verify", **audit_json(report)})
-        else:
-            show_rest(report)
-        return verdict(report)
-
-    return job
-
-
-def _read_sample(text: str | None) -> int | float | None:
-    """An integer is a number of rows, anything else a share of them."""
-    if text is None:
-        return None
-    try:
-        sample = int(text) if text.strip().isdecimal() else float(text)
-    except ValueError:
-        sample = 0.0
-    if not (sample >= 1 if isinstance(sample, int) else 0 < sample <= 1):
-        raise CertkError(f"--sample {text!r}: give a whole number of rows or a share in (0, 1]")
-    return sample
-
-
-def _files(given: list[str], recursive: bool) -> list[Path]:
-    """Each once; outputs of several jobs, and inputs, may have the same names."""
-    from ..jobs.inputs import expand
-
-    if not given:
-        return []
-    paths = [each.location.path for each in expand(given, recursive, same_names=True)]
-    return list({path.resolve(): path for path in paths}.values())
+    with progress_bar(quiet) as progress:
+        report = verify_outputs(
+            outputs,
+            against,
+            names=names,
+            layout=layout,
+            recursive=recursive,
+            threads=threads,
+            sample=sample,
+            fail_fast=fail_fast,
+            on_output=None if as_json else show_output,
+            progress=progress,
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        show_rest(report)
+    return verdict(report)

@@ -1,1 +1,1 @@
-"""What is shown: text that stays one plain line, pages, and numbers that are still bounds."""
+"""Text that stays one plain line, pages, and numbers that are still bounds when shown."""

@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 
 def count(flags: NDArray[np.bool_]) -> int:
-    """How many are true."""
+    """Count what is true."""
     return int(flags.sum())
 
 
 def tally(values: NDArray[np.uint8], kinds: type[IntEnum]) -> str:
-    """How many of each kind there are, of those that there are: "3 certified, 1 empty"."""
+    """Count each kind, of those that there are: "3 certified, 1 empty"."""
     counts = ((count(values == kind), kind.name.lower().replace("_", " ")) for kind in kinds)
     return ", ".join(f"{number} {name}" for number, name in counts if number)
 
 
 def percent(part: int, whole: int) -> str:
-    """A share in per cent, rounded down, so that 100 means all."""
+    """Return a share in per cent, rounded down, so that 100 means all."""
     return f"{part * 10000 // whole / 100:g} %" if part < whole else "100 %"
 
 
 def rounded(value: float, rounding: str) -> str:
-    """Six digits, rounded to the given side: a bound that is shown is still a bound."""
+    """Return six digits, rounded to the given side: a bound that is shown is still a bound."""
     with _native.DefaultFloats():
         return f"{Context(prec=6, rounding=rounding).create_decimal(float(value)).normalize():g}"
 
 
 def percent_of_bound(share: float, rounding: str) -> str:
-    """A bound on a share in per cent, six digits rounded to the given side."""
+    """Return a bound on a share in per cent, six digits rounded to the given side."""
     with _native.DefaultFloats():
         context = Context(prec=6, rounding=rounding)
         # Exact but for the one rounding.
@@ -44,7 +44,7 @@ def percent_of_bound(share: float, rounding: str) -> str:
 
 
 def span(values: NDArray[Any]) -> str:
-    """The least and the largest, six digits each."""
+    """Return the least and the largest, six digits each."""
     if values.size == 0:
         return "none"
     with _native.DefaultFloats():
@@ -53,13 +53,13 @@ def span(values: NDArray[Any]) -> str:
 
 
 def worst(upper: NDArray[np.float64]) -> str:
-    """The largest upper end, rounded up."""
+    """Return the largest upper end, rounded up."""
     with _native.DefaultFloats():
         return rounded(upper.max(initial=0.0), ROUND_CEILING)
 
 
 def masses(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> str:
-    """Between what the tail masses of some rows lie, and what they are in the mean."""
+    """Return the range of the tail masses of some rows, and their mean."""
     if upper.size == 0:
         return "none"
     with _native.DefaultFloats():
@@ -68,5 +68,5 @@ def masses(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> str:
 
 
 def rows_of(n: int) -> str:
-    """So many rows, in words."""
+    """Name a number of rows."""
     return "1 row" if n == 1 else f"{n} rows"

@@ -13,7 +13,7 @@ _ENDS = 4_000
 
 
 def plain(text: str) -> str:
-    """One line that shows `text`, cut where it is far too long."""
+    """Return one line that shows `text`, cut where it is far too long."""
     if len(text) > _LONGEST:
         left_out = len(text) - 2 * _ENDS
         text = f"{text[:_ENDS]} ... ({left_out} characters) ... {text[-_ENDS:]}"
@@ -21,7 +21,7 @@ def plain(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """One line: what is not printable is written as Python writes it in strings."""
+    """Return one line: what is not printable is written as Python writes it in strings."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

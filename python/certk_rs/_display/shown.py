@@ -1,8 +1,7 @@
-"""What every result can be asked for: `summary`, `to_pandas`, `plot`, and how notebooks show it.
+"""The names that all results have: `summary`, `to_pandas`, and the form that notebooks show.
 
-A result says two things of itself: its columns (`_columns`, a row of the frame per row or set), and
-how it is drawn into axes (`_draw`). Everything optional is imported when it is asked for, and
-nothing is computed before: making a result takes no longer.
+A result says its columns (`_columns`, a row of the frame per row or set). Everything optional is
+imported when it is asked for, and nothing is computed before: making a result takes no longer.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import numpy as np
 
 from ..errors import CertkError, pip_install
 from .plain import plain
-from .plots import axes_or_new
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from pandas import DataFrame
 
 _BOX = (
@@ -51,20 +48,8 @@ class Shown:
         columns = self._columns()
         return pandas.DataFrame(dict(columns), index=self._index(pandas))
 
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw it, and return the axes that it is drawn into.
-
-        Args:
-            ax: Matplotlib axes; None for a new figure.
-
-        Raises:
-            CertkError: matplotlib is not installed.
-        """
-        axes: Axes = self._draw(axes_or_new(ax))
-        return axes
-
     def _repr_html_(self) -> str:
-        """What a notebook shows: the summary, escaped, with nothing from elsewhere."""
+        """Return the summary for a notebook, escaped, with nothing from elsewhere."""
         import html  # has a table of entities, which only notebooks need
 
         text = "\n".join(map(plain, self.summary().split("\n")))
@@ -76,12 +61,9 @@ class Shown:
     def _index(self, _pandas: Any) -> Any:
         return None
 
-    def _draw(self, axes: Any) -> Any:
-        raise NotImplementedError
-
 
 def per_row(shape: Sequence[int], **columns: Any) -> dict[str, Any]:
-    """Columns of one number per row; a single number stands for all rows. None is left out.
+    """Return columns of one number per row; a single number stands for all rows. None is left out.
 
     Args:
         shape: The batch shape, by which rows are numbered.
@@ -95,16 +77,8 @@ def per_row(shape: Sequence[int], **columns: Any) -> dict[str, Any]:
 
 
 def row_index(pandas: Any, shape: Sequence[int]) -> Any:
-    """The index of rows in a batch: their number, or where there are several axes all of these."""
+    """Return the index of rows in a batch: their number, or with several axes all of these."""
     if len(shape) < 2:
         return pandas.RangeIndex(prod(shape), name="row")
     axes = [range(n) for n in shape]
     return pandas.MultiIndex.from_product(axes, names=[f"axis_{i}" for i in range(len(shape))])
-
-
-def one_budget(eps: Any) -> float | None:
-    """The budget, if there is one and it is the same for all rows."""
-    if eps is None or np.size(eps) == 0:
-        return None
-    low, high = float(np.min(eps)), float(np.max(eps))
-    return low if low == high else None

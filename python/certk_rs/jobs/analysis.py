@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._display.plain import plain
-from .._display.plots import heat_map
 from .._display.shown import Shown
 from .._files.new_file import write_json
 from .aggregate import Aggregate, Numbers, aggregate_json
@@ -103,12 +102,3 @@ class Analysis(Shown):
             "participation": [head.participation for _, head in heads],
             "advice": [head.advice for _, head in heads],
         }
-
-    def _draw(self, axes: Any) -> Any:
-        shared: dict[tuple[int, int], list[float]] = {}
-        for _, head in self._heads():
-            shared.setdefault((head.layer, head.head), []).append(head.shared)
-        means = {place: sum(values) / len(values) for place, values in shared.items()}
-        heat_map(axes, means, "share of the keys that one set needs", 1.0)
-        axes.set_xlabel("query head")
-        return axes

@@ -145,17 +145,7 @@ def allowed(limit: int | float | None, visible: int) -> int:
 def _options(task: FileTask) -> Options:
     """What the certificate says was asked for; a size is known only when its task is."""
     request = task.request
-    options = Options(
-        granularity=request.granularity,
-        max_keep=request.max_keep,
-        keep_first=request.keep_first,
-        keep_last=request.keep_last,
-        layout=task.layout,
-        block_size=request.block_size,
-        coverage=float(request.coverage),
-        out_tol=request.out_tol,
-        guard=request.guard,
-    )
+    options = Options(**request.recorded(), layout=task.layout)
     proof = request.proof
     if proof == "auto":
         sizes = proof_bytes(task.layers, options, "F32")

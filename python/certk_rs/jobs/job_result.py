@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from .._display.numbers import percent, rounded
 from .._display.plain import plain
-from .._display.plots import heat_map
 from .._display.shown import Shown
 from .._files.location import Location
 from .._files.new_file import write_json
@@ -148,13 +147,6 @@ class JobResult(Shown):
             "held_out_low": [one.held_out.low for _, _, one in sets],
             "held_out_high": [one.held_out.high for _, _, one in sets],
         }
-
-    def _draw(self, axes: Any) -> Any:
-        kept: dict[tuple[int, int], list[float]] = {}
-        for _, layer, one in self._sets():
-            kept.setdefault((layer, one.head), []).append(one.count.kept / one.count.total)
-        means = {place: sum(shares) / len(shares) for place, shares in kept.items()}
-        return heat_map(axes, means, "share of the keys kept", 1.0)
 
 
 _ROWS = ("rows", "rows_over_budget")

@@ -1,16 +1,81 @@
-"""What a prune job is asked for: all of it that has a say in the bytes of its outputs."""
+"""The options of a prune job: one table for Python, the command line, manifests, certificates."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..errors import CertkError
 from .budgets import Budgets, read_budgets
 
-GRANULARITIES = ("head", "layer", "token")
-PROOFS = ("auto", "full", "compact", "none")
-GUARDS = ("none", "codes")
+Check = Callable[[str, Any], None]
+
+
+def _choice(*allowed: str) -> Check:
+    def check(name: str, value: object) -> None:
+        if value not in allowed:
+            raise CertkError(
+                f"{name} is {value!r}: give {', '.join(allowed[:-1])} or {allowed[-1]}"
+            )
+
+    return check
+
+
+def _count(least: int) -> Check:
+    def check(name: str, value: object) -> None:
+        if type(value) is not int or value < least:
+            raise CertkError(f"{name} is {value!r}: give a count of {least} or more")
+
+    return check
+
+
+def _real(accepts: Callable[[float], bool], wanted: str) -> Check:
+    def check(name: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise CertkError(f"{name} is {value!r}: give a number")
+        if not accepts(value):
+            raise CertkError(f"{name} is {value!r}: give {wanted}")
+
+    return check
+
+
+def _share_or_count(name: str, value: object) -> None:
+    if isinstance(value, float):
+        if not 0 < value <= 1:
+            raise CertkError(
+                f"{name} is {value}: give a fraction in (0, 1], or a whole number of keys"
+            )
+    elif type(value) is not int:
+        raise CertkError(f"{name} is {value!r}: give a fraction in (0, 1], or a whole number")
+    elif value < 1:
+        raise CertkError(f"{name} is {value}: at least one key must be kept")
+
+
+def _option(
+    default: Any = None,
+    *,
+    metavar: str | None = None,
+    said: str,
+    check: Check | None = None,
+    choices: tuple[str, ...] = (),
+    flag: str | None = None,
+    recorded: bool = False,
+) -> Any:
+    """Return the field of an option.
+
+    Args:
+        default: Its value where none is given; a default of None is not checked.
+        metavar: The name of its value in the help of the command line.
+        said: The help.
+        check: Raises `CertkError` for a value that it cannot have.
+        choices: The values that it can have, where they are few.
+        flag: Its name on the command line; None: that of the field.
+        recorded: Whether the certificate has it as it is given.
+    """
+    known = {"metavar": metavar, "help": said, "choices": choices, "flag": flag}
+    check = _choice(*choices) if choices else check
+    return field(default=default, metadata={**known, "check": check, "recorded": recorded})
 
 
 @dataclass(frozen=True)
@@ -21,31 +86,89 @@ class Request:
     `eps` is None.
     """
 
-    eps: Budgets | None = None
-    """Tail mass that a row may lose, by layer."""
-    size: float | int | None = None
-    """Keys to keep in a whole file: a count, or a fraction in (0, 1] of the visible ones."""
-    size_bytes: int | None = None
-    """Bytes that a whole output may have."""
-    hot: float | int | None = None
-    """Keys that stay in a whole file, given as `size` is: those needed most often."""
-    out_tol: float | None = None
-    """Euclidean norm of the error that dropping may cause in the attention output of a row."""
-    granularity: str = "head"
-    max_keep: int | float | None = None
-    keep_first: int = 0
-    keep_last: int = 0
-    block_size: int = 1
-    coverage: float = 1.0
-    """Share of the queries of a group that must be within the budget."""
-    holdout: float = 0.0
-    """Share of the queries that sets are tried on which were made without them; the sets that are
-    written are made for all."""
-    proof: str = "auto"
-    guard: str = "none"
-    """What is remembered of the dropped keys, for queries to come."""
-    names: str | None = None
-    layout: str | None = None
+    eps: Budgets | None = _option(  # noqa: RUF009  # makes a field
+        metavar="EPS|RULE|FILE",
+        said="Tail mass that a row may lose, 0 <= eps < 1; by layer: '0-3=0.01,*=0.05', or a .json "
+        "file with such an object.",
+    )
+    size: float | int | None = _option(
+        metavar="N|F",
+        said="Instead of --eps: keep at most N keys of a file, or a fraction F, so distributed "
+        "that the worst tail mass is least.",
+        check=_share_or_count,
+    )
+    size_bytes: int | None = _option(
+        metavar="N", said="Instead of --eps: the bytes of an output.", check=_count(1), flag="bytes"
+    )
+    hot: float | int | None = _option(
+        metavar="N|F",
+        said="With --eps and --guard: keep N keys of a file, or a fraction F, those that queries "
+        "need most often; eps is what later ones may lose with recall.",
+        check=_share_or_count,
+    )
+    out_tol: float | None = _option(
+        metavar="X",
+        said="Instead of --eps: the Euclidean error that a row's output may get.",
+        check=_real(lambda x: 0 < x < float("inf"), "a positive number"),
+        recorded=True,
+    )
+    granularity: str = _option(
+        "head",
+        said="One set per head, per layer, or per file (token).",
+        choices=("head", "layer", "token"),
+        recorded=True,
+    )
+    max_keep: int | float | None = _option(
+        metavar="N|F",
+        said="At most N keys (an integer) or a fraction in (0, 1].",
+        check=_share_or_count,
+        recorded=True,
+    )
+    keep_first: int = _option(
+        0, metavar="N", said="Always keep the first N keys.", check=_count(0), recorded=True
+    )
+    keep_last: int = _option(
+        0, metavar="N", said="Always keep the last N keys.", check=_count(0), recorded=True
+    )
+    block_size: int = _option(
+        1, metavar="N", said="Keep whole blocks of N positions.", check=_count(1), recorded=True
+    )
+    coverage: float = _option(
+        1.0,
+        metavar="F",
+        said="Share of the rows that must be within the budget, in (0, 1].",
+        check=_real(lambda x: 0 < x <= 1, "a share in (0, 1]"),
+    )
+    holdout: float = _option(
+        0.0,
+        metavar="F",
+        said="First try sets on a share of the queries that they were made without; what is "
+        "written is then made for all queries.",
+        check=_real(lambda x: 0 <= x < 1, "a share in [0, 1)"),
+    )
+    proof: str = _option(
+        "auto",
+        said="How much proof is written: full (every row), compact, none, or auto: full where "
+        "that is at most 2 % of the cache.",
+        choices=("auto", "full", "compact", "none"),
+    )
+    guard: str = _option(
+        "none",
+        said="What is remembered of dropped keys, to prove what later queries lose: codes (a byte "
+        "an entry), or none.",
+        choices=("none", "codes"),
+        recorded=True,
+    )
+    names: str | None = _option(
+        metavar="PATTERN",
+        said="Names of the tensors: {i} for the layer, {key|value|query} with the three words in "
+        "use, as in 'model.{i}.attn.{key|value|query}'.",
+    )
+    layout: str | None = _option(
+        said="How tensors are stored: hnd, (heads, rows, d), or nhd, (rows, heads, d). Default: "
+        "hnd, and what looks otherwise is refused.",
+        choices=("hnd", "nhd"),
+    )
 
     def __post_init__(self) -> None:
         given = [name for name in TARGETS if getattr(self, name) is not None]
@@ -54,29 +177,10 @@ class Request:
             raise CertkError(
                 f"the target is {what}: give exactly one of eps, size, size_bytes and out_tol"
             )
-        _one_of("granularity", self.granularity, GRANULARITIES)
-        _one_of("proof", self.proof, PROOFS)
-        _one_of("guard", self.guard, GUARDS)
-        if self.layout is not None:
-            _one_of("layout", self.layout, ("hnd", "nhd"))
-        _share_or_count("max_keep", self.max_keep)
-        _share_or_count("size", self.size)
-        _share_or_count("hot", self.hot)
-        for name in ("keep_first", "keep_last"):
-            _at_least(name, getattr(self, name), 0)
-        _at_least("block_size", self.block_size, 1)
-        if self.size_bytes is not None:
-            _at_least("size_bytes", self.size_bytes, 1)
-        if self.out_tol is not None:
-            _number("out_tol", self.out_tol)
-        for name in ("coverage", "holdout"):
-            _number(name, getattr(self, name))
-        if self.out_tol is not None and not 0 < self.out_tol < float("inf"):
-            raise CertkError(f"out_tol is {self.out_tol!r}: give a positive number")
-        if not 0 < self.coverage <= 1:
-            raise CertkError(f"coverage is {self.coverage!r}: give a share in (0, 1]")
-        if not 0 <= self.holdout < 1:
-            raise CertkError(f"holdout is {self.holdout!r}: give a share in [0, 1)")
+        for each in fields(self):
+            value, check = getattr(self, each.name), each.metadata["check"]
+            if check is not None and (value is not None or each.default is not None):
+                check(each.name, value)
         self._check_combination()
 
     def _check_combination(self) -> None:
@@ -94,7 +198,7 @@ class Request:
             self._check_hot()
 
     def _check_hot(self) -> None:
-        """That a hot set, which promises nothing by itself, comes with what makes it one."""
+        """Refuse a hot set, which promises nothing by itself, without what makes it a promise."""
         if self.eps is None:
             raise CertkError("hot goes with eps, what later queries may lose: give eps")
         if self.eps.least <= 0:
@@ -117,48 +221,25 @@ class Request:
                 "hot keys are chosen by head or layer: take one of these granularities"
             )
 
+    def recorded(self) -> dict[str, Any]:
+        """Return the options that a certificate has as they are given."""
+        names = [each.name for each in fields(self) if each.metadata["recorded"]]
+        return {name: getattr(self, name) for name in names} | {"coverage": float(self.coverage)}
+
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for a manifest."""
+        """Return plain values, for a manifest."""
         body = asdict(self)
         body["eps"] = None if self.eps is None else str(self.eps)
         return body
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Request:
-        """The request that `to_json` gave this body; a `CertkError` for anything else."""
-        if set(body) != {field.name for field in fields(cls)}:
-            raise CertkError("the options of the job are not those of this version")
-        eps = body["eps"]
-        return cls(**body | {"eps": None if eps is None else read_budgets(eps)})
+    def of(cls, **given: Any) -> Request:
+        """Return the request of what users give: budgets as a rule, real numbers as whole ones."""
+        if given.get("eps") is not None:
+            given["eps"] = read_budgets(given["eps"])
+        if type(given.get("out_tol")) is int:
+            given["out_tol"] = float(given["out_tol"])
+        return cls(**given)
 
 
 TARGETS = ("eps", "size", "size_bytes", "out_tol")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise CertkError(f"{name} is {value!r}: give {', '.join(allowed[:-1])} or {allowed[-1]}")
-
-
-def _number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CertkError(f"{name} is {value!r}: give a number")
-
-
-def _share_or_count(name: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, float):
-        if not 0 < value <= 1:
-            raise CertkError(
-                f"{name} is {value}: give a fraction in (0, 1], or a whole number of keys"
-            )
-    elif type(value) is not int:
-        raise CertkError(f"{name} is {value!r}: give a fraction in (0, 1], or a whole number")
-    elif value < 1:
-        raise CertkError(f"{name} is {value}: at least one key must be kept")
-
-
-def _at_least(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise CertkError(f"{name} is {value!r}: give a count of {least} or more")

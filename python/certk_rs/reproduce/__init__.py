@@ -22,7 +22,6 @@ from typing import Any
 from .. import __version__
 from .._display.page import Section, page
 from .._files.atomic import write_text
-from .._log import logger
 from ..errors import CertkError, pip_install
 from . import (
     bert_table,
@@ -54,7 +53,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     certified_attention,
 )
 _FORMAT = "certk reproduce 2"
-_log = logger("reproduce")
 
 
 def run_experiments(
@@ -127,7 +125,6 @@ def run_experiments(
         write_text(out / f"{experiment.NAME}.json", table, replace=replace)
         done.append({"name": experiment.NAME, "seen": _seen(data), "seconds": body["seconds"]})
         write_text(index, _page(out), replace=True)
-        _log.info("%s: %.1f s, written to %s", experiment.NAME, body["seconds"], out)
     return done
 
 

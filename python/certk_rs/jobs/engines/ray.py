@@ -7,6 +7,7 @@ few times.
 
 from __future__ import annotations
 
+import logging
 import pickle
 import socket
 import time
@@ -17,13 +18,12 @@ from typing import Any
 from ... import __version__
 from ..._files.location import Location
 from ..._files.reader import of_another_machine
-from ..._log import logger
 from ...errors import CertkError, one_line
 from .engine import Outcome, Witness, check_count, sees
 from .local import cores
 from .ray_cluster import Head, connect, disconnect, load_ray, within
 
-_log = logger("jobs.engines.ray")
+_log = logging.getLogger(__name__)
 
 # A call whose worker was lost, or to which the system refused something, is done again so often.
 _RETRIES = 3

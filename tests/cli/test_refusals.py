@@ -1,0 +1,302 @@
+"""Calls that fail: one line on stderr, nothing made, with --json an object that says the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from certk_rs._cli import terminal
+from certk_rs._cli.answer import SCHEMA, Answer
+from certk_rs._cli.commands import BRIEF
+from cli_fixtures import (
+    answered,
+    cache_tensors,
+    certk,
+    safetensors_bytes,
+    said,
+    tensor,
+    write_cache,
+)
+
+PRUNE = "prune x.safetensors -o out --eps 0.1"
+PLAN = "plan --n 9 --sigma 1 --eps 0.1"
+
+# A call, in a folder that has the files of `here`, the kind of its error, and words of it. Those of
+# the parser differ between its versions.
+REFUSED = [
+    # Usage.
+    ("prun", "usage", r"No such command '?prun'?.* Did you mean '?prune'?\?? \(see certk --help\)"),
+    ("--zzz", "usage", r"No such option:? '?--zzz'? \(see certk --help\)"),
+    ("plan", "usage", r"Missing option '--n' \(see certk plan --help\)"),
+    ("plan --wrong", "usage", "--wrong"),
+    (f"{PLAN} x", "usage", r"unexpected extra arguments?(\(s\))? \(x\) \(see certk plan --help\)"),
+    ("plan --n 1.5 --sigma 1 --eps 0.1", "usage", "'--n'"),
+    ("plan --n 1e6 --sigma 1 --eps 0.1", "usage", "'--n'"),
+    ("plan --n 9 --sigma 1", "usage", "--eps"),
+    ("prune", "usage", "CACHE"),
+    ("prune x.safetensors --eps 0.1", "usage", "'-o'|--out"),
+    (f"{PRUNE} --granularity row", "usage", "row"),
+    (f"{PRUNE} --max-keep x", "usage", "'--max-keep': 'x': give a whole number or"),
+    (f"{PRUNE} --keep-first 3.5", "usage", "'--keep-first'"),
+    (f"{PRUNE} --threads 0", "usage", "'--threads'"),
+    (f"{PRUNE} --bytes 512MB", "usage", "'--bytes'"),
+    (f"{PRUNE} --wrong", "usage", "--wrong"),
+    ("verify", "usage", "OUT"),
+    ("select", "usage", r"Missing argument 'SCORES' \(see certk select --help\)"),
+    ("select s.npy --eps much", "usage", "'--eps'"),
+    ("select s.npy --eps 0.1 --kind other", "usage", "'--kind'"),
+    # Values.
+    ("plan --n 0 --sigma 1 --eps 0.1", "input", "n is 0"),
+    ("plan --n 10 --sigma -1 --eps 0.1", "input", "sigma is -1"),
+    ("plan --n 10 --sigma nan --eps 0.1", "input", "sigma is NaN"),
+    ("plan --n 10 --sigma 1 --eps 1", "input", "eps is 1"),
+    ("plan --n 10 --sigma 1 --eps 0", "input", "eps is 0"),
+    ("prune x.safetensors -o out", "input", "how small. Give --eps"),
+    ("prune x.safetensors -o out --eps much", "input", "eps"),
+    ("prune x.safetensors -o out --eps 1", "input", "eps is 1"),
+    ("prune x.safetensors -o out --eps nan", "input", "eps is nan"),
+    (f"{PRUNE} --size 4", "input", "the target is eps and size"),
+    (f"{PRUNE} --max-keep 0", "input", "max_keep is 0"),
+    (f"{PRUNE} --max-keep 2.5", "input", "max_keep is 2.5"),
+    (f"{PRUNE} --keep-first -1", "input", "keep_first is -1: give a count of 0 or more"),
+    (f"{PRUNE} --names {{i}}", "input", "--names"),
+    (f"{PRUNE} --skip-existing --force", "input", "exclude each other"),
+    ("verify o --sample 2", "input", "sample chooses rows to recompute: give against"),
+    (
+        "verify o --against x.safetensors --sample x",
+        "usage",
+        "'--sample': 'x': give a whole number",
+    ),
+    ("verify o --against x.safetensors --sample 0", "input", "sample is 0: give at least one row"),
+    ("verify o --against x.safetensors --sample 1.5", "input", "sample is 1.5: give a share in"),
+    ("analyze", "input", "no input"),
+    ("analyze x.safetensors --eps 0", "input", "eps is 0"),
+    ("analyze x.safetensors --eps 1", "input", "eps is 1"),
+    ("analyze x.safetensors --eps -1", "input", "give a number from 1e-300"),
+    ("analyze x.safetensors --eps nan", "input", "eps is nan"),
+    ("analyze x.safetensors --names x", "input", "--names"),
+    ("analyze x.safetensors --text t", "input", "give --model DIR"),
+    ("analyze x.safetensors --model m", "input", "--model does not go with CACHE"),
+    ("report o --sets", "input", "--sets is about tables"),
+    # Files.
+    (f"{PRUNE.replace('-o out', '-o x.safetensors')}", "input", "is not a directory"),
+    (f"{PRUNE.replace('-o out', '-o x.safetensors/sub')}", "input", "is not a directory"),
+    (f"{PRUNE.replace('-o out', '-o .')}", "input", "is an input of this job"),
+    (f"{PRUNE.replace('-o out', '-o o')}", "input", "exists already"),
+    ("prune none -o out --eps 0.1", "input", "none does not exist"),
+    ("verify none", "input", "none does not exist"),
+    ("verify o --against none", "input", "none does not exist"),
+    ("verify o --against bad.safetensors", "input", "too few"),
+    ("verify empty", "input", "there is no .safetensors file in"),
+    ("verify empty --against x.safetensors", "input", "there is no .safetensors file in"),
+    ("verify o --against empty", "input", "there is no .safetensors file in"),
+    ("analyze none", "input", "none does not exist"),
+    ("analyze empty", "input", "no .safetensors file in empty"),
+    ("analyze x.safetensors --html no/x.html", "input", "there is no directory"),
+    ("report none", "input", "does not exist"),
+    ("report empty", "input", "holds no .safetensors file"),
+    ("report o --html no/x.html", "input", "give the name of a file"),
+    ("report o --csv empty", "input", "give the name of a file"),
+    ("report o --csv t --parquet t", "input", "is given twice"),
+    ("demo --data none", "input", "none does not exist"),
+    ("capture --model m --text none -o x", "io", "none: No such file"),
+    ("select none.npy --eps 0.1", "io", "none.npy: No such file or directory"),
+    ("select x.safetensors --eps 0.1", "input", "is not a .npy or .npz file"),
+    ("select s.npy --eps 0.1 -o none/k.npz", "input", "no directory"),
+    ("select s.npy --eps 0.1 -o s.npy/k.npz", "input", "no directory"),
+    ("select s.npy --eps 0.1 -o empty", "input", "exists already"),
+    *(
+        (f"select s.npy --eps 0.1 -o {name}", "input", r"written as \.npz: call it \S+\.npz")
+        for name in ("x.npy", "x", "x.csv", "x.npz.gz", "npz")
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("here")
+    write_cache(folder / "x.safetensors")
+    np.save(folder / "s.npy", np.zeros((2, 9)))
+    (folder / "bad.safetensors").write_bytes(b"no")
+    (folder / "empty").mkdir()
+    assert certk("prune", folder / "x.safetensors", "-o", folder / "o", "--eps", "0.1") == 0
+    return folder
+
+
+def made(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def failed(*arguments: object, code: int = 2) -> dict[str, Any]:
+    """The error of a call with --json, which is that on stderr."""
+    found = said(*arguments, "--json")
+    assert found.code == code
+    assert found.out.count("\n") == 1
+    body: dict[str, Any] = json.loads(found.out)
+    assert body["schema"] == SCHEMA
+    assert body["error"]["exit_code"] == code
+    assert body["error"]["message"] in found.err.replace("\\\\", "\\")
+    assert found.err.startswith("certk: ")
+    return body
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED, ids=[call for call, _, _ in REFUSED])
+def test_a_refusal_is_one_line_and_makes_nothing(
+    call: str, kind: str, words: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    before, arguments = made(here), call.split()
+    found = said(*arguments)
+    assert (found.code, found.out) == (2, "")
+    assert re.fullmatch(r"certk: error: [^\n]+\n", found.err)
+    assert re.search(words, found.err), found.err
+    body = failed(*arguments)
+    assert body.keys() == {"schema", "command", "error"}
+    assert body["command"] == (arguments[0] if arguments[0] in BRIEF else None)
+    assert body["error"]["kind"] == kind
+    assert made(here) == before
+
+
+def bad_caches() -> Iterator[tuple[str, bytes, str]]:
+    good = cache_tensors()
+    values = np.ones((1, 2, 24, 4))
+    values[0, 1, 7, 2] = np.nan
+    whole = safetensors_bytes(good, None)
+    no_query = {name: each for name, each in good.items() if name != "layers.1.query"}
+    odd = good | {"layers.0.query": tensor(np.ones((1, 3, 3, 4)), "F16")}
+    nan = good | {"layers.1.key": tensor(values, "F16")}
+    yield "truncated", whole[:-5], "cut off"
+    yield "empty", b"", "too few"
+    yield "foreign", b"\x93NUMPY" + bytes(200), "header length"
+    yield "pickle", b"\x80\x04}q\x00." + bytes(100), "header length"
+    yield "no queries", safetensors_bytes(no_query, None), "layer 1 has no query tensor"
+    yield "odd heads", safetensors_bytes(odd, None), "not a multiple of"
+    yield "nan", safetensors_bytes(nan, None), r"'layers.1.key' is nan at \[0, 1, 7, 2\]"
+    yield "scale", safetensors_bytes(good, {"scale": "big"}), "scale 'big'"
+    yield "offset", safetensors_bytes(good, {"causal_offset": "x"}), "causal_offset 'x'"
+
+
+def bad_scores(path: Path) -> Iterator[tuple[str, str]]:
+    """Write one kind of bad scores after the other; yield the kind and the words on it."""
+    good = np.zeros((3, 4), np.float32)
+    np.save(path, good)
+    path.write_bytes(path.read_bytes()[:-3])
+    yield "truncated", "cannot be read"
+    np.save(path, np.array([{}], object), allow_pickle=True)
+    yield "pickle", "cannot be read"
+    with path.open("wb") as file:
+        np.savez(file, a=good, b=good)
+    yield "several", "holds the arrays a, b: name one with --array"
+    path.write_bytes(b"PK\x03\x04" + bytes(50))
+    yield "damaged zip", "cannot be read"
+    path.write_bytes(b"hello, world")
+    yield "foreign", "is not a .npy or .npz file"
+    for value in (np.nan, np.inf):
+        np.save(path, np.where(np.arange(12).reshape(3, 4) == 6, value, 0.0))
+        yield str(value), r"1, 2"
+    for dtype in (int, complex, np.longdouble):
+        np.save(path, np.zeros((3, 4), dtype))
+        yield str(dtype), "scores"
+
+
+def test_bad_files_are_one_line_that_names_them_and_make_nothing(tmp_path: Path) -> None:
+    cache, scores = tmp_path / "x.safetensors", tmp_path / "s.npy"
+    for case, content, words in bad_caches():
+        cache.write_bytes(content)
+        found = said("prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
+        assert (found.code, found.out, found.err.count("\n")) == (2, "", 1), case
+        assert re.search(words, found.err), case
+        assert str(cache) in found.err, case
+        assert made(tmp_path) == ["x.safetensors"], case
+    cache.unlink()
+    for case, words in bad_scores(scores):
+        found = said("select", scores, "--eps", "0.1", "-o", tmp_path / "k.npz")
+        assert (found.code, found.out, found.err.count("\n")) == (2, "", 1), case
+        assert re.search(words, found.err), case
+        assert made(tmp_path) == ["s.npy"], case
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code", "words"),
+    [
+        (MemoryError(), "memory", 2, "not enough memory"),
+        (KeyboardInterrupt(), "interrupted", 130, "interrupted"),
+        (RuntimeError("two\nlines"), "unexpected", 2, r"RuntimeError: two lines \(at test_\w+.py:"),
+        (OSError(28, "No space left on device", "x"), "io", 2, "x: No space left on device"),
+    ],
+)
+def test_kinds_of_faults_inside(
+    error: BaseException, kind: str, code: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("certk_rs.gaussian.plan", broken)
+    body = failed(*PLAN.split(), code=code)
+    assert body["error"]["kind"] == kind
+    assert re.search(words, body["error"]["message"])
+    found = said(*PLAN.split())
+    assert (found.code, found.out, found.err.count("\n")) == (code, "", 1)
+
+
+def test_without_json_nothing_is_on_stdout() -> None:
+    assert said("plan")[:2] == (2, "")
+    # Behind -- it is no option.
+    assert said("verify", "--", "--json")[:2] == (2, "")
+
+
+def test_the_result_of_a_failed_audit_has_the_error_in_it(here: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.safetensors"
+    content = bytearray((here / "o" / out.name).read_bytes())
+    content[-1] ^= 1
+    out.write_bytes(content)
+    body = failed("verify", out, code=1)
+    assert body["holds"] is False
+    assert body["outputs"][0]["findings"]
+    assert body["error"]["kind"] == "does-not-hold"
+    assert body["error"]["message"].startswith("1 of 1 outputs do not hold")
+
+
+def test_results_begin_with_schema_and_command(here: Path) -> None:
+    found = said("select", here / "s.npy", "--eps", "0.1", "--json")
+    assert found.out.startswith('{"schema": 1, "command": "select", ')
+    assert "error" not in answered("select", here / "s.npy", "--eps", "0.1")
+
+
+def test_the_answer() -> None:
+    answer = Answer()
+    assert answer.take(0) is None
+    answer.failed("error: x", "input")
+    assert answer.take(2) is None  # nobody asked
+    answer.begin(True, "plan")
+    assert answer.take(0) is None  # --help
+    answer.begin(True, "plan")
+    # NaN and Infinity are no JSON, DEL is a control character, and all is ASCII.
+    answer.hold({"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": "\x7f\u202e"}, "d": True})
+    assert answer.take(0) == (
+        '{"schema": 1, "command": "plan", "a": [null, [1.5, null]], "b": {"c": "\\u007f\\u202e"}, '
+        '"d": true}'
+    )
+    assert answer.take(0) is None
+    answer.begin(True, "plan")
+    answer.hold({})
+    with pytest.raises(RuntimeError, match="a second JSON object"):
+        answer.hold({})
+    # Code 1 without a word is a failure all the same.
+    assert json.loads(answer.take(1) or "")["error"]["kind"] == "does-not-hold"
+    with pytest.raises(TypeError):
+        answer.hold({"a": object()})
+
+
+def test_a_failure_that_was_survived_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.begin_answer(True, "x")
+    terminal.fail("failed: once", 1)
+    terminal.print_json({"a": 1})
+    terminal.print_answer(0)
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "command": "x", "a": 1}
