@@ -105,24 +105,6 @@ def test_a_fraction_stays_one(here: Path, capsys: Captured) -> None:
         assert json.loads(capsys.readouterr().out)["outputs"][0]["kept"] == kept
 
 
-def test_a_flag_of_the_file_is_taken_back(
-    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[bool] = []
-
-    def prepared(*arguments: Any, **_: Any) -> None:
-        told.append(arguments[1])
-        raise CertkError("that is enough")
-
-    monkeypatch.setattr("certk_rs.reproduce.Settings", prepared)
-    (here / "certk.toml").write_text("[reproduce]\nbrief = true\nout = 'o'\nverbose = 1\n")
-    assert certk("reproduce") == 2
-    assert "certk: info: " in capsys.readouterr().err
-    assert certk("reproduce", "--no-brief", "--no-verbose") == 2
-    assert told == [True, False]
-    assert capsys.readouterr().err == "certk: error: that is enough\n"
-
-
 def test_verbose_says_what_is_in_force(here: Path, capsys: Captured) -> None:
     (here / "certk.toml").write_text("[plan]\nsigma = 2\neps = 0.1\n")
     assert certk("plan", "--n", "50", "--eps", "0.2", "-v") == 0
@@ -142,7 +124,6 @@ BAD: list[tuple[str, str]] = [
     ("[plan]\nepps = 1", r"\[plan\] epps is no option of certk plan: did you mean eps\?"),
     ("[prune]\ncaches = ['a']", r"\[prune\] caches is no option of certk prune: there are out, "),
     ("[plan]\njson = true", r"\[plan\] json cannot be set in a file: give --json on the command"),
-    ("[reproduce]\nforce = true", "give --force on the command line"),
     ("[plan]\nconfig = 'x'", "give --config on the command line"),
     ("[plan]\neps = 'x'", r"\[plan\] eps: 'x' is not a number: give one such as"),
     ("[plan]\neps = true", r"\[plan\] eps is true: give a number"),

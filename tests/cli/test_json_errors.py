@@ -62,7 +62,6 @@ def failed(capsys: Captured, *arguments: object, code: int = 2) -> dict[str, Any
         (["verify", "none"], "input", "none does not exist"),
         (["analyze", "none"], "input", "none does not exist"),
         (["demo", "--data", "none"], "input", "none does not exist"),
-        (["reproduce", "-o", "out", "nothing"], "input", "there is no experiment 'nothing'"),
         (["capture", "--model", "m", "--text", "none", "-o", "x"], "io", "none: No such file"),
     ],
 )

@@ -339,23 +339,6 @@ def test_a_selection_is_not_written_under_a_name_that_says_something_else(
     assert ck.Selection.load(tmp_path / "X.NPZ").shape == (2, 9)
 
 
-def test_reproduce_does_not_overwrite(tmp_path: Path, capsys: Captured) -> None:
-    arguments = ("reproduce", "-o", tmp_path / "out", "gap-rules", "--brief", "-q")
-    table = tmp_path / "out" / "gap-rules.json"
-    assert certk(*arguments) == 0
-    before = {path.name: path.read_bytes() for path in table.parent.iterdir()}
-    capsys.readouterr()
-    for more in ((), ("rounding",)):
-        assert certk(*arguments, *more) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith(f"certk: error: {table} exists already: nothing is overwritten")
-        assert err.endswith("or replace with --force\n")
-    assert {path.name: path.read_bytes() for path in table.parent.iterdir()} == before
-    assert certk(*arguments, "--seed", 7, "--force") == 0
-    assert json.loads(table.read_text())["seed"] == 7
-
-
 # ------------------------------------------------------------------------------------ the wheel
 
 

@@ -24,7 +24,6 @@ GROUPS = {
     },
     "More": {
         "demo": "Prune a small real cache, verify it, and show each layer.",
-        "reproduce": "Run the experiments of the papers.",
         "completion": "Print the script by which a shell completes certk's commands.",
     },
 }
