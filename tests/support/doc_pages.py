@@ -37,7 +37,8 @@ def pages() -> list[str]:
         *(page for each in folders if each.name[0] != "." for page in each.rglob("*.md")),
     }
     names = (page.relative_to(ROOT).as_posix() for page in found)
-    return sorted(name for name in names if not name.startswith(("benches/results/", "experiments/outcomes/")))
+    made_pages = ("benches/results/", "experiments/outcomes/")
+    return sorted(name for name in names if not name.startswith(made_pages))
 
 
 def anchors(text: str) -> set[str]:
