@@ -48,7 +48,7 @@ help:
 	@echo 'make fmt          format Rust and Python'
 	@echo 'make docs         the site of the documentation, in site/'
 	@echo 'make bench        time the core (criterion), then selection against every peer'
-	@echo 'make reproduce    run the experiments of the papers, into build/experiments (minutes)'
+	@echo 'make reproduce    run the experiments of the papers, into experiments/outcomes (minutes)'
 	@echo 'make wheels       wheels for Linux, x86_64 and aarch64, that can be published, into dist/ (WHEEL_TARGETS for others); make sdist'
 	@echo 'make test-wheel   what they hold, and the one for this machine in environments of its own; test-sdist, test-wheel-aarch64'
 	@echo 'make deny         licences, sources and versions of all crates that are built from (needs cargo-deny)'
@@ -273,10 +273,9 @@ bench: $(VENV)/.dev
 	$(BIN)/python benches/bench_prune.py --growth --save
 
 reproduce: $(VENV)/.dev
-	@echo '== windows of n^C keys'
-	mkdir -p build/experiments
-	$(BIN)/python experiments/window_fit.py python/certk_rs/_data/minilm_small.safetensors --out build/experiments/window_fit.json
-	$(BIN)/python experiments/window_perplexity.py --out build/experiments/decoder
+	@echo '== experiments of the papers'
+	$(BIN)/python experiments/reproduce.py
+	$(BIN)/python experiments/window_fit.py python/certk_rs/_data/minilm_small.safetensors
 
 # What is published is built in an environment of its own, by one version of each tool.
 WHEEL_TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu

@@ -65,7 +65,6 @@ ELSEWHERE = {
     "key_index": "certk_rs.KeyIndex",
     "output": "certk_rs.bounds.output_error",
     "pruning": "certk_rs.prune",
-    "reproduce": "certk reproduce",
     "results": "certk_rs",
     "selection": "certk_rs.select",
     "sparse_attention": "certk_rs.attention",

