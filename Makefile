@@ -30,7 +30,7 @@ help:
 	@echo 'make test-rust    the Rust tests only'
 	@echo 'make test-python  the Python tests only'
 	@echo 'make test-older   the tests of kvpress, and a part of those of models, under transformers 4.57'
-	@echo 'make test-service half a minute of mixed load on the service, with restarts and crashes; SOAK_MINUTES for more'
+	@echo 'make test-service some seconds of load on the example service, whose answers are compared; LOAD_SECONDS for more'
 	@echo 'make test-aarch64 the Rust tests for aarch64 with NEON, under emulation (needs packages, and names those that are missing)'
 	@echo 'make test-aarch64-portable  the same with portable code'
 	@echo 'make install-aarch64  what that needs, on Debian, as root'
@@ -48,7 +48,7 @@ help:
 	@echo 'make fmt          format Rust and Python'
 	@echo 'make docs         the site of the documentation, in site/'
 	@echo 'make bench        time the core (criterion), then selection against every peer'
-	@echo 'make reproduce    run the experiments of the papers, into build/experiments (minutes)'
+	@echo 'make reproduce    run the experiments of the papers, into experiments/outcomes (minutes)'
 	@echo 'make wheels       wheels for Linux, x86_64 and aarch64, that can be published, into dist/ (WHEEL_TARGETS for others); make sdist'
 	@echo 'make test-wheel   what they hold, and the one for this machine in environments of its own; test-sdist, test-wheel-aarch64'
 	@echo 'make deny         licences, sources and versions of all crates that are built from (needs cargo-deny)'
@@ -104,14 +104,13 @@ test-python: $(VENV)/.dev
 	@echo '== Python tests'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-SOAK_MINUTES ?= 0.5
+LOAD_SECONDS ?= 8
 # An example is named for the features that the dependencies of tests switch on: with them all but the program itself is there from the Rust
 # tests, and without them most of it would be compiled again.
 test-service: $(VENV)/.installed
-	@echo '== the service under load, checked by a client of its own'
+	@echo '== the example service under load'
 	$(CARGO) build --profile tested --workspace --all-features --bin certk-service --example select
-	$(BIN)/python examples/service/soak.py --program target/tested/certk-service --minutes $(SOAK_MINUTES)
-	$(BIN)/python tests/support/service_page.py --program target/tested/certk-service
+	$(BIN)/python examples/service/load.py --program target/tested/certk-service --seconds $(LOAD_SECONDS)
 
 # kvpress, and what differs between versions of transformers. make test-heavy runs all tests of models there.
 test-older: $(OLDER)/.dev
@@ -187,7 +186,7 @@ fuzz-smoke:
 FUZZ_SECONDS ?= 600
 fuzz:
 	@command -v cargo-fuzz > /dev/null || { echo 'cargo-fuzz is needed: cargo install cargo-fuzz'; exit 1; }
-	cd fuzz && for target in attention certify index_file saved_index search select service; do \
+	cd fuzz && for target in attention certify index_file saved_index search select; do \
 		mkdir -p corpus/$$target && \
 		cargo +nightly fuzz run $$target corpus/$$target seeds/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) -dict=numbers.dict -max_len=4096 -timeout=25 || exit 1; \
@@ -274,10 +273,9 @@ bench: $(VENV)/.dev
 	$(BIN)/python benches/bench_prune.py --growth --save
 
 reproduce: $(VENV)/.dev
-	@echo '== windows of n^C keys'
-	mkdir -p build/experiments
-	$(BIN)/python experiments/window_fit.py python/certk_rs/_data/minilm_small.safetensors --out build/experiments/window_fit.json
-	$(BIN)/python experiments/window_perplexity.py --out build/experiments/decoder
+	@echo '== experiments of the papers'
+	$(BIN)/python experiments/reproduce.py
+	$(BIN)/python experiments/window_fit.py python/certk_rs/_data/minilm_small.safetensors
 
 # What is published is built in an environment of its own, by one version of each tool.
 WHEEL_TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu

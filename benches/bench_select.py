@@ -47,7 +47,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--save",
         action=argparse.BooleanOptionalAction,
-        help="write benches/results/DATE-CPU.md and .json; the default for all sections, not quick",
+        help="write benches/results/DATE-CPU.md; the default for all sections, not quick",
     )
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.sections) - set(ORDER))
@@ -96,13 +96,12 @@ def table(where: dict[str, str], entries: list[Entry], failures: list[str]) -> s
     return "\n\n".join(parts)
 
 
-def save(text: str, data: str) -> Path:
-    """Write both forms to benches/results and return the path of the table."""
+def save(text: str) -> Path:
+    """Write the table to benches/results and return its path."""
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     target = HERE / "results" / f"{date}-{machine.cpu_slug()}.md"
     target.parent.mkdir(exist_ok=True)
     target.write_text(f"```\n{text}\n```\n")
-    target.with_suffix(".json").write_text(data + "\n")
     return target
 
 
@@ -122,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.save or (
         options.save is None and settings.wanted >= set(ORDER) and not options.quick
     ):
-        print(f"wrote {save(text, data).relative_to(HERE.parent)}", file=sys.stderr)
+        print(f"wrote {save(text).relative_to(HERE.parent)}", file=sys.stderr)
     if options.plot and not failures:
         from sections.growth_plot import draw
 

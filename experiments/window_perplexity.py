@@ -1,6 +1,6 @@
 """Compare a fixed k, alpha n^C and certified selection in a small decoder at equal compute.
 
-`python experiments/window_perplexity.py` takes the model that examples/decoder.py trains (or trains
+`python experiments/window_perplexity.py` takes the model that decoder.py trains (or trains
 it, some minutes) and reads the beginnings of held-out files. In every attention row of every layer
 only some keys are kept, the best ones, and the softmax is taken over these:
 
@@ -19,14 +19,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import decoder_training as training
 import numpy as np
 import torch
+from decoder import console, passages, train
 from rich import box
 from rich.table import Table
 from torch.nn.functional import log_softmax
@@ -36,11 +37,6 @@ from window_fit import equal_sizes
 
 import certk_rs as ck
 from certk_rs import windows
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
-
-import decoder_training as training
-from decoder import console, passages, train
 
 EPS = (0.5, 0.1, 0.01)
 NAME = "window"

@@ -1,7 +1,7 @@
-//! Items for bindings to another language, beside the public interface: checked allocation, floating-point modes, scores in f64,
-//! and forms in which indexes and balls are stored.
+//! Support for bindings to other languages: memory checks before use, floating-point modes, scores in f64, and stored
+//! forms of indexes and balls.
 //!
-//! No promise is made of it: it may change with any version.
+//! Not part of the stable interface: it may change with any version.
 
 pub use crate::bounds::{kl_from_tail_masses, of_divergences, required_gaps};
 pub use crate::index::{Saved, Trust, products};
@@ -15,7 +15,7 @@ pub use crate::{kernels::with_bits, rows::whole_bytes};
 use crate::rows::{Scores, WeightKind, drop_masked};
 use crate::runtime::memory::room;
 
-/// That a number of a binding's own argument is outside its range.
+/// Returns the error for a number of a binding's own argument that is out of range.
 pub fn bad_number(
     argument: &'static str,
     place: crate::Place,
@@ -25,23 +25,23 @@ pub fn bad_number(
     crate::Error::Number { argument, place, value, problem }
 }
 
-/// The visible scores of some rows in f64, row after row.
+/// Visible scores of some rows in f64, row after row.
 #[derive(Default)]
 pub struct VisibleRows {
-    /// Larger is better; none is infinite.
+    /// Scores, larger is better; none is infinite.
     pub scores: Vec<f64>,
-    /// How many of them each row has.
+    /// Number of scores of each row.
     pub counts: Vec<i64>,
-    /// A score in natural-log units is this times `scores`; 0 for a row whose scores are weights.
+    /// Factor from `scores` to natural-log units; 0 for a row whose scores are weights.
     pub scales: Vec<f64>,
-    /// How far a stored score may lie from the real one, in natural-log units.
+    /// Bound on the distance of a stored score from the real one, in natural-log units.
     pub radii: Vec<f64>,
 }
 
 /// Reads rows from `first` on, until some 2^20 scores or 2^16 rows are read.
 ///
 /// # Errors
-/// Those of the scores; [`crate::Error::NoMemory`] also where the answers for all rows would not fit.
+/// The errors of the scores; [`crate::Error::NoMemory`] also if the answers for all rows would not fit.
 pub fn visible_rows(scores: &Scores<'_>, first: usize) -> Result<VisibleRows, crate::Error> {
     const SCORES: usize = 1 << 20;
     const ROWS: usize = 1 << 16;

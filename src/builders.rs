@@ -1,6 +1,6 @@
-//! What sets options one by one, so that a new one breaks nobody.
+//! Macros for builder methods, so that a new option breaks no caller.
 
-/// Declares them for public fields: what each says, what it takes and what is kept of that.
+/// Declares a builder method per public field: its documentation, its arguments and the value stored.
 macro_rules! builders {
     ($of:ident $(<$life:lifetime>)? {
         $($(#[$doc:meta])* $name:ident($($taken:ident: $type:ty),+) = $kept:expr;)*
@@ -18,11 +18,11 @@ macro_rules! builders {
     };
 }
 
-/// The same, and `new` for the defaults.
+/// Declares the same, and `new` for the defaults.
 macro_rules! builders_of_defaults {
     ($of:ident $(<$life:lifetime>)? { $($rest:tt)* }) => {
         impl$(<$life>)? $of$(<$life>)? {
-            /// The defaults.
+            /// Returns the defaults.
             #[must_use]
             pub fn new() -> Self {
                 Self::default()

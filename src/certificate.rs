@@ -1,6 +1,6 @@
-//! What is certified about kept sets, and a slow check of it that shares no code with the selector.
+//! Certificates of kept sets, and a slow independent check that shares no code with the selector.
 //!
-//! The check computes in plain scalar f64, sorts, and uses nothing but the order, the rows, and the rigorous sums.
+//! The check works in scalar f64 and sorts. It uses only the order, the rows and the rigorous sums.
 
 use crate::error::Error;
 use crate::names::names;
@@ -14,7 +14,7 @@ use crate::runtime::memory::room;
 use crate::runtime::recycled::{self, Recycled, held};
 use crate::runtime::reused::{Reused, filled_again};
 
-/// What a row's answer amounts to.
+/// Status of a row's answer.
 ///
 /// ```
 /// use certk_rs::{Options, Scores, Status, select};
@@ -31,7 +31,7 @@ pub enum Status {
     /// The reported upper bound of the tail mass is within the budget.
     #[default]
     Certified = 0,
-    /// `max_keep` forbade keeping enough; the reported upper bound says what may be lost.
+    /// `max_keep` forbids keeping enough keys; the reported upper bound still holds.
     OverBudget = 1,
     /// The row has no visible key.
     Empty = 2,
@@ -43,24 +43,24 @@ names! { Status, "status", "use \"certified\", \"over_budget\" or \"empty\"", {
     "empty" => Status::Empty,
 } }
 
-/// What is proven about the kept set of each row.
+/// Proven statements about the kept set of each row.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Certificate {
-    /// Visible keys kept per row.
+    /// Number of visible keys kept, per row.
     pub k: Vec<i64>,
-    /// The real tail mass of a row is at most this.
+    /// Upper bound on the real tail mass, per row.
     pub tail_mass_upper: Vec<f64>,
-    /// The real tail mass of a row is at least this.
+    /// Lower bound on the real tail mass, per row.
     pub tail_mass_lower: Vec<f64>,
-    /// Whether the tail mass is proven to be within the row's budget; only if budgets were given.
+    /// `true` where the tail mass is proven to be within the row's budget; `None` without budgets.
     pub holds: Option<Vec<bool>>,
-    /// Whether it holds and no set with fewer keys can, proven; only if budgets were given.
+    /// `true` where the set is proven to hold and fewer keys are proven not to suffice; `None` without budgets.
     pub minimal: Option<Vec<bool>>,
 }
 
-/// What is proven about one row.
+/// Proven statements about the kept set of one row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Verdict {
     pub(crate) kept: usize,
@@ -71,7 +71,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// A row without visible keys: nothing can be lost.
+    /// Verdict of a row without visible keys: nothing can be lost.
     pub(crate) const EMPTY: Verdict =
         Verdict { kept: 0, upper: 0.0, lower: 0.0, holds: true, minimal: true };
 }
@@ -93,16 +93,16 @@ impl Recycled for Certificate {
 }
 
 impl Certificate {
-    /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
-    /// then ask for none.
+    /// Returns the buffers to this thread, or to this [`Context`](crate::Context), for later calls of the same kind.
+    /// Those calls then allocate none.
     pub fn recycle(self) {
         recycled::recycle(self);
     }
 
-    /// Bytes of a row.
+    /// Bytes per row.
     pub(crate) const ROW: usize = 3 * size_of::<i64>() + 2;
 
-    /// Room for the verdicts of that many rows.
+    /// Returns a certificate with room for `rows` rows.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
@@ -134,10 +134,10 @@ impl Certificate {
     }
 }
 
-/// Judges one row's kept set in scalar f64, sorting.
+/// Judges one row's kept set in scalar f64, with a sort.
 ///
 /// # Errors
-/// Whatever is wrong with the row or with the kept set.
+/// As [`Scores::wide_scores`] and [`Keep::lay`].
 pub(crate) fn check_row(
     scores: &Scores<'_>,
     keep: &Keep<'_>,

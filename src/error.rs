@@ -1,7 +1,7 @@
-//! One error type for the whole crate: a variant per rejected input, documented by its cause.
+//! Error type of the crate, with one variant per cause.
 //!
-//! Every message names the argument, the place (full multi-index of the row or entry) and the remedy,
-//! in one line, because it is shown unchanged by the Python package and the command line.
+//! Every message is one line: the argument, the place (full multi-index of the row or entry) and the remedy. The Python
+//! package and the command line show it unchanged.
 
 mod class;
 mod place;
@@ -10,7 +10,7 @@ pub use class::ErrorClass;
 pub use place::Place;
 use place::Plain;
 
-/// Why an input was rejected. Nothing is computed from a rejected input.
+/// Reason for a failed call. Nothing is computed from a rejected input.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,7 +20,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     ScoreNan {
-        /// Where.
+        /// Place of the entry.
         place: Place,
     },
     /// A score is +inf at a position that is not masked.
@@ -29,7 +29,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     ScoreInfinite {
-        /// Where.
+        /// Place of the entry.
         place: Place,
     },
     /// A probability is negative, NaN or infinite.
@@ -40,7 +40,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     Probability {
-        /// Where.
+        /// Place of the entry.
         place: Place,
         /// The offending value.
         value: f64,
@@ -62,7 +62,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     Value {
-        /// Where, in the values.
+        /// Place of the entry in the values.
         place: Place,
         /// The offending value.
         value: f64,
@@ -79,7 +79,7 @@ pub enum Error {
         /// The offending value.
         value: f64,
     },
-    /// A budget on the output error that rounding alone exceeds.
+    /// A budget on the output error is below what rounding alone may cost.
     #[error(
         "out_tol{place} is {value:?}, but the output in full is proven to {bound:?} only (rounding); \
          raise out_tol, or pass q, k and v in a wider precision"
@@ -90,7 +90,7 @@ pub enum Error {
         place: Place,
         /// The budget.
         value: f64,
-        /// What is proven.
+        /// Proven bound on the output error with every key kept.
         bound: f64,
     },
     /// An additive mask entry is NaN or +inf.
@@ -100,7 +100,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     MaskValue {
-        /// Where.
+        /// Place of the entry.
         place: Place,
         /// The offending value.
         value: f64,
@@ -155,7 +155,7 @@ pub enum Error {
         "mask is additive, but Kind::Probs takes only a boolean mask; pass mask != 0 or logits"
     )]
     MaskWithProbs,
-    /// A score radius is negative, NaN or too large to bound anything.
+    /// A score radius is NaN or outside [0, 300].
     #[error(
         "radius{place} is {value}; a score radius must lie in [0, 300]",
         value = Plain(*.value)
@@ -170,17 +170,17 @@ pub enum Error {
     /// A score radius with probabilities.
     #[error("radius is given, but Kind::Probs takes none; pass logits")]
     RadiusWithProbs,
-    /// An array does not have the shape that the scores ask for.
+    /// An array has the wrong number of entries for the scores.
     #[error("{argument} has {got} entries but {expected} are needed ({remedy})")]
     #[non_exhaustive]
     Length {
         /// The argument's name.
         argument: &'static str,
-        /// What was given.
+        /// Number of entries given.
         got: usize,
-        /// What is needed.
+        /// Number of entries needed.
         expected: usize,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
     /// A shape, or shape and strides, reach outside the buffer, or have no axis.
@@ -191,10 +191,10 @@ pub enum Error {
         argument: &'static str,
         /// The shape given.
         shape: Vec<usize>,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// What a call must hold at once is more than the system gives.
+    /// A call needs more memory than the system or a limit allows.
     #[error(
         "what is made of {argument} takes {bytes} bytes at once, more than there is or a limit allows; pass less at a time, or \
          raise the limit"
@@ -203,7 +203,7 @@ pub enum Error {
     NoMemory {
         /// The argument's name.
         argument: &'static str,
-        /// How many bytes.
+        /// Bytes needed.
         bytes: usize,
     },
     /// A valid prefix length is negative or longer than the row.
@@ -221,11 +221,11 @@ pub enum Error {
     #[error("indptr[{position}] is {value}: {problem}")]
     #[non_exhaustive]
     Indptr {
-        /// Which entry.
+        /// Position of the entry.
         position: usize,
         /// Its value.
         value: i64,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: &'static str,
     },
     /// Two options that exclude each other.
@@ -236,7 +236,7 @@ pub enum Error {
         first: &'static str,
         /// The second option.
         second: &'static str,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
     /// An option has a value outside its range.
@@ -247,7 +247,7 @@ pub enum Error {
         argument: &'static str,
         /// The offending value.
         value: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: &'static str,
     },
     /// `keep_first` and `keep_last` force more keys into a row than `max_keep` allows.
@@ -260,9 +260,9 @@ pub enum Error {
     ForcedOverMax {
         /// The row.
         place: Place,
-        /// How many keys are forced.
+        /// Number of forced keys.
         forced: usize,
-        /// How many keys may be kept.
+        /// Largest number of keys that may be kept.
         max_keep: usize,
     },
     /// `max_keep`, as a fraction or in whole blocks, allows fewer keys of a row than `min_keep` asks for.
@@ -274,9 +274,9 @@ pub enum Error {
     MinOverMax {
         /// The row.
         place: Place,
-        /// How many keys are asked for, at most as many as are visible.
+        /// Number of keys asked for, capped at the number of visible keys.
         min_keep: usize,
-        /// How many keys may be kept.
+        /// Largest number of keys that may be kept.
         most: usize,
     },
     /// The best block alone holds more keys than `max_keep` allows.
@@ -289,9 +289,9 @@ pub enum Error {
     BlockOverMax {
         /// The row.
         place: Place,
-        /// Block length.
+        /// Length of a block, in keys.
         block_size: usize,
-        /// How many keys may be kept.
+        /// Largest number of keys that may be kept.
         max_keep: usize,
     },
     /// A kept index is not a position of its row.
@@ -323,7 +323,7 @@ pub enum Error {
     #[error("tail_mass{place} is {value}; a tail mass lies in [0, 1]", value = Plain(*.value))]
     #[non_exhaustive]
     TailMass {
-        /// Which entry.
+        /// Place of the entry.
         place: Place,
         /// The offending value.
         value: f64,
@@ -335,7 +335,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     Divergence {
-        /// Which entry.
+        /// Place of the entry.
         place: Place,
         /// The offending value.
         value: f64,
@@ -344,7 +344,7 @@ pub enum Error {
     #[error("n{place} is {value}; a row has 0 scores or more")]
     #[non_exhaustive]
     RowCount {
-        /// Which entry.
+        /// Place of the entry.
         place: Place,
         /// The offending value.
         value: i64,
@@ -367,24 +367,24 @@ pub enum Error {
     #[error("cuts[{position}] is {value}: {problem}")]
     #[non_exhaustive]
     Cut {
-        /// Which entry.
+        /// Position of the entry.
         position: usize,
         /// Its value.
         value: i64,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// A block's size is negative, or its bounds bound nothing.
+    /// A block has a negative size or an invalid bound.
     #[error("{argument}{place} is {value}: {problem}", value = Plain(*.value))]
     #[non_exhaustive]
     Block {
         /// The argument's name.
         argument: &'static str,
-        /// Which block.
+        /// Place of the block.
         place: Place,
         /// The offending value.
         value: f64,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: &'static str,
     },
     /// A number has a value outside its range.
@@ -393,14 +393,14 @@ pub enum Error {
     Number {
         /// The argument's name.
         argument: &'static str,
-        /// Where, empty for a single number.
+        /// Place of the number, empty for a single one.
         place: Place,
         /// The offending value.
         value: f64,
-        /// What is wrong with it, and the remedy.
+        /// Description of the problem, and the remedy.
         problem: &'static str,
     },
-    /// A row is longer than positions can be counted in 32 bits.
+    /// A row has more entries than 32-bit positions can count.
     #[error("scores has rows of {n} entries; at most 4294967295 are supported: split the row")]
     #[non_exhaustive]
     RowTooLong {
@@ -413,9 +413,9 @@ pub enum Error {
     )]
     #[non_exhaustive]
     Level {
-        /// The level asked for.
+        /// Level asked for.
         level: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: &'static str,
     },
     /// More draws without replacement than there are items in a row's tail.
@@ -428,9 +428,9 @@ pub enum Error {
     Draws {
         /// The row.
         place: Place,
-        /// How many draws were asked for.
+        /// Number of draws asked for.
         draws: usize,
-        /// How many there could be.
+        /// Number of keys in the tail.
         items: usize,
     },
     /// An upper bound of a score is NaN or +inf.
@@ -440,7 +440,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     UpperBound {
-        /// Where.
+        /// Place of the entry.
         place: Place,
         /// The offending value.
         value: f64,
@@ -453,11 +453,11 @@ pub enum Error {
     )]
     #[non_exhaustive]
     UpperBoundBroken {
-        /// Where.
+        /// Place of the entry.
         place: Place,
         /// The score.
         score: f64,
-        /// What should have been its bound.
+        /// Upper bound given for it.
         bound: f64,
     },
     /// A query or a key has an entry that is NaN or infinite.
@@ -466,10 +466,10 @@ pub enum Error {
     KeyNotFinite {
         /// The argument's name.
         argument: &'static str,
-        /// Where.
+        /// Place of the entry.
         place: Place,
     },
-    /// Keys are not those that an index was built of.
+    /// Keys differ from those that an index was built of.
     #[error(
         "{argument}{place} {problem}: an index proves nothing about other keys; pass those that it was built of, or build \
          it anew"
@@ -480,45 +480,46 @@ pub enum Error {
         argument: &'static str,
         /// The head, empty if there is only one.
         place: Place,
-        /// What differs.
+        /// Description of the difference.
         problem: String,
     },
-    /// The parts of an index are not what any index would have written.
+    /// Stored parts of an index are inconsistent.
     #[error(
         "{problem} of head {head} cannot be those of an index of such keys: it is damaged, or of other keys; build the index again"
     )]
     #[non_exhaustive]
     Damaged {
-        /// Which part.
+        /// Damaged part.
         problem: &'static str,
-        /// Which head.
+        /// Head that the part belongs to.
         head: usize,
     },
-    /// Bytes are not those of an index.
+    /// Bytes are not a readable index.
     #[error("no index that can be used: {problem}; build the index again and write it")]
     #[non_exhaustive]
     IndexFile {
-        /// What is wrong with them.
+        /// Description of the problem.
         problem: String,
     },
     /// A file could not be read or written.
     #[error("the file could not be read or written: {problem}")]
     #[non_exhaustive]
     File {
-        /// As [`std::io::Error`] has it.
+        /// Kind of the [`std::io::Error`].
         kind: std::io::ErrorKind,
-        /// What the reader or the writer says.
+        /// Message of the reader or the writer.
         problem: String,
     },
-    /// A search needs keys that were not lent to it.
+    /// A search needs the keys, but none were passed.
     #[error(
         "keys are needed: the index holds codes only, and they do not decide this query; pass the keys that it was built of"
     )]
     KeysNeeded,
-    /// The caller asked to stop ([`CancelToken`](crate::CancelToken), [`interruptible`](crate::interruptible)); nothing was returned.
+    /// The caller asked to stop ([`CancelToken`](crate::CancelToken), [`interruptible`](crate::interruptible)). No
+    /// result is returned.
     #[error("interrupted")]
     Interrupted,
-    /// The deadline of the caller's [`Context`](crate::Context) passed before there was an answer; nothing was returned.
+    /// The deadline of the caller's [`Context`](crate::Context) passed. No result is returned.
     #[error(
         "the deadline passed before there was an answer; give more time, or ask for less at a time"
     )]
@@ -526,8 +527,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a caller can do about it: a service answers input with 4xx, want of memory with 503, and what was cancelled with
-    /// nothing or 504.
+    /// Returns the kind of failure, by what a caller can do about it. A service answers `Input` with 4xx, `Resource`
+    /// with 503 and `Cancelled` with 504 or nothing.
     ///
     /// ```
     /// use certk_rs::{ErrorClass, Options, Scores, select};

@@ -24,16 +24,17 @@
 //! number of threads.
 //!
 //! # Threads
-//! A call works on the thread that calls, and on workers of one pool of the crate's own that are free: as many as
-//! `RAYON_NUM_THREADS` or else the system lends, less one, started when a call first needs them. Calls at the same time share
-//! them and never wait for one another. On a worker of a rayon pool, the host's or the global one, a call uses no other thread
-//! unless it was told a number; either way it never runs tasks of that pool while it waits, so it may be made under a lock.
+//! A call runs on its calling thread and on free workers of the crate's own pool. The pool starts when a call first
+//! needs it, with one worker fewer than `RAYON_NUM_THREADS`, or else than the threads that the system grants.
+//! Concurrent calls share the workers and never wait for one another. On a worker of a rayon pool, the host's or the
+//! global one, a call uses no other thread unless it was given a number. It never runs tasks of that pool while it
+//! waits, so it may be made under a lock.
 //!
 //! # Features
 //! None is on by default. `files`: indexes as files ([`KeyIndex::write_to`]). `montecarlo`: estimates from draws ([`montecarlo`]).
 //! `ndarray`: its views are read where they lie ([`Scores::of`]). `serde`: results and options are serialised.
 
-// Their blocks are compiled and run with those of the documentation.
+// The code blocks of these pages are compiled and run with the documentation tests.
 #[cfg(all(doctest, feature = "ndarray"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -70,17 +71,17 @@ pub use bounds::output::{
 };
 pub use certificate::{Certificate, Status};
 pub use error::{Error, ErrorClass, Place};
-/// The crate whose half precisions are read: `half::f16`, `half::bf16`.
+/// Crate of the half-precision types: `half::f16`, `half::bf16`.
 pub use half;
 pub use index::{
     IndexOptions, KeyIndex, Over, Recall, RecallOptions, Rule, Rung, SearchOptions, SearchResult,
 };
 pub use keepset::{Block, KeepSet, QueryOptions, keep_set, keep_set_of_queries};
-/// The crate whose views are read.
+/// Crate of the array views that rows are read from.
 #[cfg(feature = "ndarray")]
 pub use ndarray;
 pub use numerics::log_mass::LogMass;
-/// The crate whose pools a [`Context`] takes.
+/// Crate of the thread pools that a [`Context`] takes.
 pub use rayon;
 pub use rows::{Data, Keep, Kind, Mask, MaskEntry, Number, Scores, Values, Vectors};
 pub use runtime::ambient::CancelToken;

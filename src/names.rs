@@ -1,6 +1,6 @@
-//! Names of what an option may be, as the Python package and files have them.
+//! Names of option values, shared with the Python package and stored files.
 
-/// Reads and writes them.
+/// Reads and writes the names of an enum.
 macro_rules! names {
     ($of:ty, $argument:literal, $problem:literal, { $($name:literal => $value:path),+ $(,)? }) => {
         impl std::str::FromStr for $of {

@@ -61,7 +61,6 @@ ELSEWHERE = {
     "keepset": "certk_rs.keep_set",
     "key_index": "certk_rs.KeyIndex",
     "output": "certk_rs.bounds.output_error",
-    "reproduce": "certk reproduce",
     "results": "certk_rs",
     "selection": "certk_rs.select",
     "sparse_attention": "certk_rs.attention",

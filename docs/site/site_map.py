@@ -15,11 +15,16 @@ PAGES = {
     "examples/data/README.md": "examples/data.md",
     "examples/quickstart.ipynb": "examples/quickstart.md",
     "examples/service/README.md": "examples/service.md",
+    "experiments/README.md": "experiments/scripts.md",
     "fuzz/README.md": "fuzz.md",
     "tests/vectors/README.md": "vectors.md",
     "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+}
+PAGES |= {
+    path.relative_to(ROOT).as_posix(): f"experiments/{path.name}"
+    for path in (ROOT / "experiments" / "outcomes").glob("*.md")
 }
 # What has a page that says the same, or lists it.
 INSTEAD = {
@@ -30,6 +35,8 @@ INSTEAD = {
     "examples": "examples/all.md",
     "examples/data": "examples/data.md",
     "examples/service": "examples/service.md",
+    "experiments": "experiments/scripts.md",
+    "experiments/outcomes": "papers.md",
     "fuzz": "fuzz.md",
     "tests/vectors": "vectors.md",
 }

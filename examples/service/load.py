@@ -1,204 +1,187 @@
-"""Requests per second and latencies of the service, beside the same work in a process.
+"""Load on the service: many clients at once, each answer compared with that of the Python package.
 
-Needs NumPy, `oha` (`cargo install oha --version 1.16.0 --locked`), and certk_rs for Python: the
-bare calls are made through it, on one thread. The clients run on the processors of the service.
-
-    cargo build --release -p certk-service
-    python examples/service/load.py --program target/release/certk-service
+Run it after `cargo build --release -p certk-service` with `--program target/release/certk-service`.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
+import random
+import signal
 import subprocess
-import tempfile
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from client import Array, Client, RefusedError, check_outputs, check_select, check_sets
-from launch import Service
 
 import certk_rs as ck
 
-
-@dataclass(frozen=True)
-class Work:
-    """What is asked, again and again."""
-
-    name: str
-    path: str
-    body: Array
-    bare: Callable[[], object]
-    check: Callable[[Client], int]
+TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64"}
 
 
-def oha(service: Service, work: Work, folder: Path, *options: str) -> dict[str, Any]:
-    """One run of the load generator."""
-    body = folder / "body"
-    body.write_bytes(work.body.tobytes())
-    command = [
-        "oha",
-        "--no-tui",
-        "--output-format",
-        "json",
-        "-m",
-        "POST",
-        "-D",
-        str(body),
-        *options,
-    ]
-    done = subprocess.run([*command, service.url + work.path], capture_output=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def safetensors(**arrays: np.ndarray[Any, Any]) -> bytes:
+    """Return a safetensors file of named arrays."""
+    header, parts, end = {}, [], 0
+    for name, array in arrays.items():
+        part = np.ascontiguousarray(array).tobytes()
+        offsets = [end, end := end + len(part)]
+        dtype = TYPES[array.dtype.name]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": offsets}
+        parts.append(part)
+    head = json.dumps(header).encode()
+    return len(head).to_bytes(8, "little") + head + b"".join(parts)
 
 
-def quantile(found: dict[str, Any], which: str) -> float:
-    """Milliseconds."""
-    return 1e3 * float(found["latencyPercentiles"][which])
+class Client:
+    """One connection to a service."""
 
+    def __init__(self, port: int) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self.took = 0.0
 
-def bare(work: Work, seconds: float) -> float:
-    """Milliseconds of the call itself: the median."""
-    times = []
-    work.bare()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
+        """Send a request, and return its status and what its JSON holds."""
         begun = time.perf_counter()
-        work.bare()
-        times.append(time.perf_counter() - begun)
-    return 1e3 * float(np.median(times))
+        self.connection.request(method, path, body)
+        answer = self.connection.getresponse()
+        text = answer.read()
+        self.took = 1e3 * (time.perf_counter() - begun)
+        # Outputs of attention are {"F64": [...]}.
+        return answer.status, json.loads(text, object_hook=lambda found: found.get("F64", found))
 
 
-def works(client: Client) -> list[Work]:
-    """Selection of few and of many rows, and a session of 8 heads that is asked as in decoding."""
-    random = np.random.default_rng(0)
-    few = 3 * random.standard_normal((1, 4096), dtype=np.float32)
-    many = 3 * random.standard_normal((32, 16384), dtype=np.float32)
-    keys, values = random.standard_normal((2, 8, 16384, 128), dtype=np.float32)
-    queries = 4 * random.standard_normal((32, 1, 128), dtype=np.float32)
-    client.put("load", keys, values)
-    index = ck.KeyIndex.build(keys)
-    rows = "shape=32,1,128&eps=0.01"
+class Load:
+    """Requests with known answers, and a session that grows while others read it."""
 
-    def sets(client: Client) -> int:
-        return check_sets(client.search("load", queries, 0.01), queries, keys, 0.01)
+    def __init__(self, port: int) -> None:
+        self.port = port
+        rng = np.random.default_rng(0)
+        scores = (3 * rng.standard_normal((8, 4096))).astype(np.float32)
+        self.keys, self.values = rng.standard_normal((2, 6000, 2, 64)).astype(np.float32)
+        self.queries = 3 * rng.standard_normal((4, 2, 64))
+        self.answers: list[tuple[str, bytes, dict[str, Any]]] = []
+        self.grown = 2000
+        self.turn = threading.Lock()
+        client = Client(port)
+        for name in ("fixed", "grown"):
+            body = safetensors(keys=self.keys[:2000], values=self.values[:2000])
+            assert client.ask("PUT", f"/sessions/{name}", body) == (200, {"keys": 2000})
+        found = ck.select(scores, 0.05)
+        body = safetensors(scores=scores)
+        self.add("/select?eps=0.05", body, found, "k indptr indices tail_mass_upper minimal")
+        indices = found.indices.astype(np.int64)
+        body = safetensors(scores=scores, indptr=found.indptr, indices=indices)
+        judged = ck.certify(scores, found, eps=0.05)
+        self.add("/certify?eps=0.05", body, judged, "k tail_mass_upper tail_mass_lower holds")
+        keys, values = (x[:2000].swapaxes(0, 1) for x in (self.keys, self.values))
+        index, body = ck.KeyIndex.build(keys), safetensors(queries=self.queries)
+        searched = index.search(self.queries, 0.02, causal=True)
+        fields = "k indices tail_mass_upper scored"
+        self.add("/sessions/fixed/search?eps=0.02&causal=true", body, searched, fields)
+        attended = ck.attention(self.queries, keys, values, out_tol=0.1, index=index)
+        fields = "out k tail_mass_upper error_bound"
+        self.add("/sessions/fixed/attention?out_tol=0.1", body, attended, fields)
 
-    def outputs(client: Client) -> int:
-        found = client.attention("load", queries, eps=0.01)
-        return check_outputs(found, queries, keys, values)
+    def add(self, path: str, body: bytes, found: object, fields: str) -> None:
+        """Add a request, and the fields that its answer has."""
+        told = {name: np.asarray(getattr(found, name)) for name in fields.split()}
+        self.answers.append((path, body, told))
 
-    def selected(scores: Array) -> Callable[[Client], int]:
-        return lambda client: check_select(client.select(scores, 0.01), scores, 0.01)
+    def known(self, client: Client) -> tuple[str, int]:
+        """Ask what has one answer, to the last bit."""
+        path, body, told = random.choice(self.answers)
+        status, found = client.ask("POST", path, body)
+        if status == 200:
+            found |= found.pop("selection", {})
+            for name, value in told.items():
+                np.testing.assert_array_equal(found[name], value.ravel(), f"{path}: {name}")
+        return path.partition("?")[0], status
 
-    def attend() -> object:
-        found = ck.attention(queries, keys, values, 0.01, index=index, threads=1)
-        return found.error_bound
+    def append(self, client: Client) -> tuple[str, int]:
+        """Append some keys, unless all are there."""
+        with self.turn:
+            at, end = self.grown, self.grown + random.randrange(1, 9)
+            if end > len(self.keys):
+                return "append: full", 200
+            body = safetensors(keys=self.keys[at:end], values=self.values[at:end])
+            status, found = client.ask("POST", f"/sessions/grown/append?at={at}", body)
+            if status == 200:
+                assert found == {"keys": end}, found
+                self.grown = end
+        return "append", status
 
-    return [
-        Work(
-            "select, 1 row of 4096",
-            "/v1/select?shape=1,4096&eps=0.01",
-            few,
-            lambda: ck.select(few, 0.01, threads=1),
-            selected(few),
-        ),
-        Work(
-            "select, 32 rows of 16384",
-            "/v1/select?shape=32,16384&eps=0.01",
-            many,
-            lambda: ck.select(many, 0.01, threads=1),
-            selected(many),
-        ),
-        Work(
-            "search, 32 heads over 8 x 16384 keys",
-            f"/v1/sessions/load/search?{rows}",
-            queries,
-            lambda: index.search(queries, 0.01, threads=1),
-            sets,
-        ),
-        Work(
-            "attention, the same",
-            f"/v1/sessions/load/attention?{rows}",
-            queries,
-            attend,
-            outputs,
-        ),
-    ]
+    def attend(self, client: Client) -> tuple[str, int]:
+        """Attend to the session that grows, and compare with float64 over the same keys."""
+        before, body = self.grown, safetensors(queries=self.queries)
+        status, found = client.ask("POST", "/sessions/grown/attention?eps=0.02", body)
+        if status == 200:
+            n = found["keys"]
+            assert before <= n, f"{n} keys after {before}"
+            keys, values = (x[:n].astype(float).swapaxes(0, 1) for x in (self.keys, self.values))
+            weights = self.queries.reshape(2, 4, 64) @ keys.swapaxes(1, 2) / 8
+            weights = np.exp(weights - weights.max(2, keepdims=True))
+            exact = weights @ values / weights.sum(2, keepdims=True)
+            off = np.linalg.norm(np.reshape(found["out"], (8, 64)) - exact.reshape(8, 64), axis=1)
+            assert (off <= np.array(found["error_bound"]) + 1e-9).all(), off
+            assert max(found["tail_mass_upper"]) <= 0.02, found["tail_mass_upper"]
+        return "attention, grown", status
+
+    def leave(self, client: Client) -> tuple[str, int]:
+        """Go away before the answer."""
+        path, body = "/sessions/fixed/attention?eps=0.1", safetensors(queries=self.queries)
+        client.connection.request("POST", path, body)
+        client.connection.close()
+        client.took = 0.0
+        return "gone away", 200
 
 
-def overloaded(service: Service, work: Work, folder: Path, seconds: float) -> tuple[int, int, int]:
-    """Answers and refusals of far too many clients, and answers that were checked meanwhile."""
+def run(load: Load, seconds: float, clients: int = 16) -> None:
+    """Ask from many threads until the time is over, and print what was answered how fast."""
+    counts: Counter[tuple[str, int]] = Counter()
+    times: defaultdict[str, list[float]] = defaultdict(list)
     end = time.monotonic() + seconds
-    checked = 0
-    wrong: list[Exception] = []
 
-    def watch() -> None:
-        nonlocal checked
-        client = Client(service.url)
-        while time.monotonic() < end and not wrong:
-            try:
-                checked += work.check(client)
-            except RefusedError as refused:
-                if refused.status != 429:
-                    wrong.append(refused)
-            except AssertionError as error:
-                wrong.append(error)
+    def work(_: int) -> None:
+        client = Client(load.port)
+        kinds: list[Callable[[Client], tuple[str, int]]] = [load.known] * 6
+        kinds += [load.append, load.attend, load.leave]
+        while time.monotonic() < end:
+            name, status = random.choice(kinds)(client)
+            times[name].append(client.took)
+            counts[name, status] += 1
+            assert status in (200, 429), (name, status)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    found = oha(service, work, folder, "-z", f"{seconds}s", "-c", "256")
-    watcher.join()
-    if wrong:
-        raise wrong[0]
-    codes = found["statusCodeDistribution"]
-    if set(codes) - {"200", "429"}:
-        raise AssertionError(f"{work.name}: {codes}")
-    return codes.get("200", 0), codes.get("429", 0), checked
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(work, range(clients)))
+    for (name, status), count in sorted(counts.items()):
+        median, late = np.quantile(times[name], [0.5, 0.99])
+        print(f"{name:27} {status} {count:7} times, p50 {median:7.1f} ms, p99 {late:7.1f} ms")
+    answered = {name for name, status in counts if status == 200}
+    assert len(answered) >= 6, f"only {answered} were answered"
 
 
 def main() -> None:
-    """Prints a table."""
-    parser = argparse.ArgumentParser(description="load on the certk service")
-    parser.add_argument("--program", type=Path, default=Path("target/release/certk-service"))
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each run")
-    parser.add_argument("--options", default="", help="of the service, besides its defaults")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        service = Service(arguments.program, folder / "log", *arguments.options.split())
-        service.start()
+    """Start a service, load it, and end it."""
+    parser = argparse.ArgumentParser(description="load on the example service")
+    parser.add_argument("--program", type=Path, required=True, help="the service, built")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    told = parser.parse_args()
+    command = [told.program, "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as service:
+        assert service.stderr is not None
         try:
-            table(service, folder, arguments.seconds)
+            port = int(service.stderr.readline().rpartition(":")[2])
+            run(Load(port), told.seconds)
         finally:
-            service.end()
-
-
-def table(service: Service, folder: Path, seconds: float) -> None:
-    """A row for each kind of work."""
-    head = ["work", "bare, ms", "alone: p50, ms", "peak, requests/s", "at half of it: p50, ms"]
-    head += ["p99, ms", "2 p50 + 5 ms", "256 clients: answers/s", "429/s", "rows checked"]
-    print("| " + " | ".join(head) + " |")
-    print("|" + "---|" * len(head))
-    run = ["-z", f"{seconds}s"]
-    for work in works(Client(service.url, timeout=600)):
-        call = bare(work, seconds / 3)
-        alone = oha(service, work, folder, *run, "-c", "1")
-        peaks = [oha(service, work, folder, *run, "-c", str(c)) for c in (2, 4, 8)]
-        peak = max(float(found["summary"]["requestsPerSec"]) for found in peaks)
-        rate = f"{peak / 2:.2f}"
-        half = oha(service, work, folder, *run, "-c", "64", "-q", rate, "--latency-correction")
-        p50, p99 = quantile(half, "p50"), quantile(half, "p99")
-        answered, refused, checked = overloaded(service, work, folder, seconds)
-        cells = [f"{call:.3f}", f"{quantile(alone, 'p50'):.2f}", f"{peak:.0f}", f"{p50:.2f}"]
-        cells += [f"{p99:.2f}", f"{2 * p50 + 5:.2f}", f"{answered / seconds:.0f}"]
-        cells += [f"{refused / seconds:.0f}", str(checked)]
-        print(f"| {work.name} | " + " | ".join(cells) + " |", flush=True)
+            service.send_signal(signal.SIGTERM)
+    assert service.returncode == 0, f"the service ended with {service.returncode}"
 
 
 if __name__ == "__main__":

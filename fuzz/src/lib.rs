@@ -6,7 +6,6 @@
 // Counts are small and never negative.
 #![allow(clippy::cast_sign_loss)]
 
-mod asked;
 pub mod attention;
 pub mod certify;
 #[allow(dead_code)]
@@ -14,12 +13,10 @@ pub mod certify;
 mod exact;
 mod heads;
 pub mod index_file;
-mod judged;
 mod rows;
 pub mod saved_index;
 pub mod search;
 pub mod select;
-pub mod service;
 mod stored;
 mod tape;
 mod truth;
@@ -27,12 +24,11 @@ mod truth;
 /// A target's name and what it does with bytes.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 6] = [
     ("attention", attention::run),
     ("certify", certify::run),
     ("index_file", index_file::run),
     ("saved_index", saved_index::run),
     ("search", search::run),
     ("select", select::run),
-    ("service", service::run),
 ];

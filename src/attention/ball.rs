@@ -1,4 +1,4 @@
-//! Balls around values: what is known of values that were not read.
+//! Balls around values: bounds on values without reading them.
 
 use std::ops::Range;
 
@@ -8,21 +8,21 @@ use crate::rows::{Vectors, for_dtype};
 use crate::runtime::memory::{check_memory, list};
 use crate::runtime::threads;
 
-/// Values whose mean is a centre. Any centre makes a ball that holds; this many place it well.
+/// Number of values whose mean is the centre. Any centre is sound; this many place it well.
 const SAMPLES: usize = 1024;
-/// Of a square that underflows: its root is below this.
+/// Bound on the root of a square that underflows.
 const SQRT_MIN_POSITIVE: f64 = 1.5e-154;
 
-/// A ball around some vectors.
+/// Ball around some vectors.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ball {
     /// In whole groups.
     pub(super) centre: Vec<f64>,
-    /// No vector is farther from the centre; infinite if one of them is not finite.
+    /// Upper bound on the distance from the centre; infinite if a vector is not finite.
     pub(super) radius: f64,
 }
 
-/// At least the Euclidean norm of some numbers.
+/// Returns an upper bound on the Euclidean norm of some numbers.
 pub(super) fn norm(entries: impl Iterator<Item = f64>) -> f64 {
     // Sums that do not wait for each other.
     let (mut squares, mut count, mut nothing) = ([0.0; 4], 0usize, true);
@@ -34,17 +34,17 @@ pub(super) fn norm(entries: impl Iterator<Item = f64>) -> f64 {
     if nothing { 0.0 } else { norm_of_square(squares.iter().sum(), count) }
 }
 
-/// At least the root of the sum of so many squares, given what was computed for it.
+/// Returns an upper bound on the root of a sum of `count` squares, given its computed value.
 pub(super) fn norm_of_square(square: f64, count: usize) -> f64 {
     let count = count as f64;
     (square * (1.0 + (count + 8.0) * f64::EPSILON)).sqrt() * UP + SQRT_MIN_POSITIVE * count
 }
 
-/// More than one by a few roundings.
+/// Factor that covers a few roundings.
 pub(super) const UP: f64 = 1.0 + 8.0 * f64::EPSILON;
 
 impl Ball {
-    /// Around the vectors of a matrix at some places.
+    /// Returns a ball around the vectors of a matrix at some places.
     pub(super) fn around(
         simd: Simd,
         vectors: &Vectors<'_>,
@@ -77,20 +77,20 @@ impl Ball {
         ball
     }
 
-    /// The ball about the same centre that holds zero, too.
+    /// Returns the ball about the same centre that also contains zero.
     pub(super) fn with_origin(mut self) -> Self {
         self.radius = self.radius.max(norm(self.centre.iter().copied()));
         self
     }
 
-    /// Grows until it holds more vectors.
+    /// Extends the ball to contain more vectors.
     fn extend(&mut self, simd: Simd, vectors: &Vectors<'_>, head: usize, places: &[Range<usize>]) {
         for places in places {
             self.radius = self.radius.max(self.reach(simd, vectors, head, places));
         }
     }
 
-    /// No vector at these places is farther from the centre.
+    /// Returns an upper bound on the distance of these vectors from the centre.
     fn reach(&self, simd: Simd, vectors: &Vectors<'_>, head: usize, places: &Range<usize>) -> f64 {
         let dim = vectors.dim();
         let square = for_dtype!(vectors.data, stored => {
@@ -104,20 +104,20 @@ impl Ball {
         if reach.is_nan() { f64::INFINITY } else { reach }
     }
 
-    /// At least the distance of a point from the centre.
+    /// Returns an upper bound on the distance of a point from the centre.
     pub(super) fn away(&self, point: &[f64]) -> f64 {
         norm(point.iter().zip(&self.centre).map(|(a, b)| a - b)) * UP
     }
 
-    /// No vector in the ball is longer.
+    /// Returns an upper bound on the length of a vector in the ball.
     pub(super) fn longest(&self) -> f64 {
         (norm(self.centre.iter().copied()) + self.radius) * UP
     }
 }
 
-/// A ball around the values of each head, so that an output error is proven without reading them again.
+/// Ball around the values of each head, so that an output error is proven without reading the values again.
 ///
-/// It holds for the values as they were when they were added.
+/// It holds for the values at the time they were added.
 ///
 /// ```
 /// use certk_rs::{ValueBall, Vectors};
@@ -155,18 +155,18 @@ impl ValueBall {
         Ok(ValueBall { batch, dim, len: values.len(), balls })
     }
 
-    /// The shape of the values.
+    /// Returns the shape of the values.
     pub fn shape(&self) -> Vec<usize> {
         [&self.batch[..], &[self.len, self.dim]].concat()
     }
 
-    /// Of each head the centre, and the radius behind it.
+    /// Returns, per head, the centre followed by the radius.
     pub fn parts(&self) -> impl Iterator<Item = Vec<f64>> {
         let dim = self.dim;
         self.balls.iter().map(move |ball| [&ball.centre[..dim], &[ball.radius]].concat())
     }
 
-    /// From its parts.
+    /// Returns the ball with these parts.
     ///
     /// ```
     /// # use certk_rs::{ValueBall, Vectors};
@@ -178,7 +178,7 @@ impl ValueBall {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Option`] if they cannot be those of any values.
+    /// [`Error::Option`] if they cannot be the parts of a ball of any values.
     pub fn of_parts(shape: &[usize], heads: &[&[f64]]) -> Result<Self, Error> {
         let wrong = || {
             let problem = "it has parts of another shape, or that are no numbers";
@@ -204,7 +204,7 @@ impl ValueBall {
         Ok(ValueBall { batch: batch.to_vec(), dim, len, balls })
     }
 
-    /// Adds values `(..., m, d_v)` behind those that it knows, in time proportional to m. The centres stay.
+    /// Adds values `(..., m, d_v)` behind the known ones, in time proportional to m. The centres stay.
     ///
     /// # Errors
     /// [`Error::Shape`] if the axes differ.
@@ -224,22 +224,22 @@ impl ValueBall {
         Ok(())
     }
 
-    /// Values of a head.
+    /// Returns the number of values of a head.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no values are known.
+    /// Returns `true` if no values are known.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The radius of each head's ball; infinite where a value is not finite.
+    /// Returns the radius of each head's ball; infinite where a value is not finite.
     pub fn radii(&self) -> Vec<f64> {
         self.balls.iter().map(|ball| ball.radius).collect()
     }
 
-    /// Whether it was built of so many values of this shape.
+    /// Checks that the ball is of as many values of this shape.
     pub(super) fn check(&self, values: &Vectors<'_>) -> Result<(), Error> {
         if self.batch == values.batch() && self.dim == values.dim() && self.len == values.len() {
             return Ok(());

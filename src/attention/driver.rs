@@ -1,4 +1,4 @@
-//! Rows in groups that share keys, over threads, and again where their outputs are not within a budget.
+//! Groups of rows that share keys, over threads, and repeated attempts for rows over an output budget.
 
 use std::ops::Range;
 
@@ -15,17 +15,20 @@ use crate::runtime::memory::{check_memory, check_memory_in_each};
 use crate::runtime::reused::Reused;
 use crate::runtime::threads;
 
-/// How often a row is computed at most for a budget on its output, before it is computed in full.
+/// Most attempts at a row for a budget on its output, before it is computed in full.
 const ATTEMPTS: usize = 2;
 
-/// Softmax attention of queries `(..., heads, m, d)` over keys `(..., kv_heads, n, d)` and values `(..., kv_heads, n, d_v)`, `heads` a
-/// multiple of `kv_heads`, that drops from each row no more than its budget allows, proven for the real numbers stored.
+/// Computes softmax attention that drops from each row no more than its budget allows, proven for the real numbers
+/// stored.
 ///
-/// With an index of the keys, most keys are judged by their codes. A row that cannot be thinned is computed in full. A row that
-/// sees no key gives zeros. Keys and values that no row sees may hold anything.
+/// Shapes: queries `(..., heads, m, d)`, keys `(..., kv_heads, n, d)`, values `(..., kv_heads, n, d_v)`, with `heads` a
+/// multiple of `kv_heads`.
 ///
-/// With sinks, tail masses are shares of the whole softmax, that of the sink included. Which keys are dropped is decided without
-/// it, which keeps some more than the budget asks for.
+/// With an index of the keys, most keys are judged by their codes. A row from which little can be dropped is computed
+/// in full. A row that sees no key gives zeros. Keys and values that no row sees may hold anything.
+///
+/// With sinks, tail masses are shares of the whole softmax, the sink's share included. The choice of dropped keys
+/// ignores the sink, so it keeps some more than necessary.
 ///
 /// ```
 /// use certk_rs::{AttentionOptions, Budget, Vectors, attention};
@@ -42,9 +45,10 @@ const ATTEMPTS: usize = 2;
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`] where arguments do not fit each other, [`Error::Eps`], [`Error::Tolerance`] also where rounding alone exceeds
-/// the budget, [`Error::Scale`], [`Error::Length`], [`Error::RowLength`], [`Error::KeyNotFinite`] for a query, or a key or value
-/// that is used, [`Error::Number`] where a score or an output overflows, or a sink is NaN or positive infinity.
+/// [`Error::Shape`] where arguments do not fit each other; [`Error::Eps`]; [`Error::Tolerance`], also where rounding
+/// alone exceeds the budget; [`Error::Scale`], [`Error::Length`], [`Error::RowLength`]; [`Error::KeyNotFinite`] for a
+/// query, or a key or value that is used; [`Error::Number`] where a score or an output overflows, or a sink is NaN or
+/// positive infinity.
 pub fn attention(
     queries: &Vectors<'_>,
     keys: &Vectors<'_>,
@@ -145,7 +149,7 @@ impl AttentionJob<'_> {
         })
     }
 
-    /// Rounds a row's output, and says how far that moved it.
+    /// Rounds a row's output, and returns the distance.
     fn round(&self, row: usize, out: &mut [f64]) -> Result<f64, Error> {
         let moved = self.query_rows.options.precision.round(out);
         match out.iter().position(|entry| !entry.is_finite()) {
@@ -205,7 +209,7 @@ impl AttentionJob<'_> {
         Ok(Vec::new())
     }
 
-    /// Of listed rows groups that share keys: a head, and which of the list.
+    /// Groups listed rows that share keys: a head, and a range of the list.
     fn units(&self, listed: &[usize]) -> Reused<(usize, Range<usize>)> {
         let mut units = Reused::with_hint(listed.len());
         let mut from = 0;
@@ -390,7 +394,7 @@ mod tests {
         }
     }
 
-    /// What is masked, or behind a row's length, may be anything.
+    /// Masked keys, and keys behind a row's length, may hold anything.
     #[test]
     fn what_is_not_seen_is_not_touched() {
         let (m, n, dim) = (20, 300, 24);

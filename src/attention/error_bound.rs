@@ -1,4 +1,4 @@
-//! How far a computed output may be from the real-number attention.
+//! Bound on the distance of a computed output from the real-number attention.
 //!
 //! Write `o` for the returned output, `o*` for the real one, `o_S` for the real average over the kept keys, `tau` for the tail
 //! mass, `mu_T` for the real average over the dropped ones, and `(c, R)` for a ball around all values that a row sees. As
@@ -6,12 +6,12 @@
 //!
 //! `|o - o*| <= (1 - tau) |o - o_S| + tau |o - mu_T| <= |o - o_S| + tau (|o - c| + R)`.
 //!
-//! What separates `o` from `o_S`: weights off by a factor within `1 +- delta` of a common one move the average by at most
-//! `delta / (1 - delta)` times the mean distance from `o_S`, which is at most R (the mean square of the distance from the average
-//! is the smallest about any point); sums, the division and the rounding of weights move it by a multiple of the mean length of
-//! a value, at most `|c| + R`; what rounding to the returned precision did is measured.
+//! The distance of `o` and `o_S` has these parts. Weights off by a factor within `1 +- delta` of a common one move the
+//! average by at most `delta / (1 - delta)` times the mean distance from `o_S`. That is at most R, because the mean
+//! square distance is smallest about the average. Sums, the division and the rounding of weights move it by a multiple
+//! of the mean length of a value, at most `|c| + R`. The rounding to the returned precision is measured.
 //!
-//! A sink is one more kept key, whose value is zero: the ball is then one that holds zero, too.
+//! A sink is one more kept key, with the value zero: the ball is then one that also contains zero.
 
 use super::ball::{Ball, UP};
 use super::options::{AttentionOptions, Precision};
@@ -30,15 +30,15 @@ use std::ops::Range;
 /// Terms that are summed in the values' own precision before f64 takes over, and the rounding of their weights.
 const DEPTH: f64 = 17.0;
 
-/// What sums of weighted values may be off by, relative to their lengths, but for what f64 adds.
+/// Returns a bound on the error of sums of weighted values, relative to their lengths, without the share of f64.
 pub(super) fn sum_error(values: &Stored<'_>) -> f64 {
     DEPTH * if let Stored::F64(_) = values { f64::EPSILON } else { f64::from(f32::EPSILON) / 2.0 }
 }
 
-/// Balls around what rows see, each around what the rows of a head see together, or a row's own.
+/// Balls around the values that rows see: one per head for all its rows, or a row's own.
 pub(super) struct Balls<'a> {
     shared: Shared<'a>,
-    /// Where the shared one does not exist although a row's own may.
+    /// Balls of single rows, where the shared one is infinite.
     own: Vec<Option<Ball>>,
     query_rows: &'a QueryRows<'a>,
 }
@@ -99,7 +99,7 @@ impl<'a> Balls<'a> {
     }
 }
 
-/// What summing the weighted values of so many keys may add, given the ball that they lie in.
+/// Returns a bound on the error of summing that many weighted values in the ball.
 fn summing(ball: &Ball, values: &Vectors<'_>, sum_error: f64) -> f64 {
     let (n, dim) = (values.len() as f64, values.dim() as f64);
     // Products that underflow, and weights that do; the largest weight is 1.
@@ -110,14 +110,14 @@ fn summing(ball: &Ball, values: &Vectors<'_>, sum_error: f64) -> f64 {
     (relative * longest + lost * n * (dim + longest)) * UP
 }
 
-/// What weights whose relative error is at most `delta` may add.
+/// Returns a bound on the effect of weights whose relative error is at most `delta`.
 fn weighing(ball: &Ball, delta: f64) -> f64 {
     // Two averages over the same values are never farther apart than the ball is wide.
     let share = if delta < 0.5 { (delta / (1.0 - delta) * UP).min(2.0) } else { 2.0 };
     share * ball.radius * UP
 }
 
-/// A bound of a row's error.
+/// Returns a bound of a row's error.
 fn bound(ball: &Ball, values: &Vectors<'_>, out: &[f64], made: &RowErrors) -> f64 {
     if made.k == 0 {
         return 0.0;
@@ -129,7 +129,7 @@ fn bound(ball: &Ball, values: &Vectors<'_>, out: &[f64], made: &RowErrors) -> f6
     if bound.is_nan() { f64::INFINITY } else { bound }
 }
 
-/// What of a row's answer its bound depends on.
+/// Part of a row's answer that its bound depends on.
 struct RowErrors {
     k: i64,
     upper: f64,
@@ -149,11 +149,11 @@ impl Attention {
         }
     }
 
-    /// Bounds, row by row, the Euclidean norm of `out` less the real-number attention over everything that the row sees; with
-    /// the queries, values and options of the call that gave this answer.
+    /// Bounds, row by row, the Euclidean norm of `out` less the real-number attention over everything that the row
+    /// sees. Pass the queries, values and options of the call that returned this answer.
     ///
-    /// Reads all values that some row sees, unless `options.ball` is around them. Infinite where a row sees, and dropped, a
-    /// value that is not finite.
+    /// Reads all values that some row sees, unless `options.ball` is around them. Infinite where a row sees, and
+    /// dropped, a value that is not finite.
     ///
     /// ```
     /// # use certk_rs::{AttentionOptions, Budget, Precision, Vectors, attention};
@@ -204,7 +204,7 @@ impl Attention {
     }
 }
 
-/// The tail mass that a row may drop so that its output is off by at most `tolerance`.
+/// Returns a tail mass that a row may drop so that its output is off by at most `tolerance`.
 pub(super) fn allowed(
     balls: &Balls<'_>,
     values: &Vectors<'_>,
@@ -223,10 +223,10 @@ pub(super) fn allowed(
     if eps > 0.0 { eps.min(MOST) } else { 0.0 }
 }
 
-/// The largest tail mass that is allowed, however large the tolerance.
+/// Largest tail mass that is allowed, for any tolerance.
 const MOST: f64 = 0.999;
 
-/// Consecutive places of what is not zero.
+/// Returns the runs of consecutive non-zero bytes.
 fn runs(seen: &[u8]) -> Reused<Range<usize>> {
     let mut runs = Reused::new();
     let mut start = None;
@@ -245,7 +245,7 @@ fn runs(seen: &[u8]) -> Reused<Range<usize>> {
 }
 
 impl QueryRows<'_> {
-    /// Where a row sees keys.
+    /// Returns the ranges of keys that a row sees.
     fn seen(&self, row: usize) -> Reused<Range<usize>> {
         let RowVisibility { prefix, allowed } = self.row_visibility(row);
         match allowed {
@@ -254,7 +254,7 @@ impl QueryRows<'_> {
         }
     }
 
-    /// Where some row of a head sees keys.
+    /// Returns the ranges of keys that some row of a head sees.
     pub(super) fn seen_by_any(&self, head: usize) -> Reused<Range<usize>> {
         let rows = self.rows_of(head);
         if self.options.mask.is_none() {

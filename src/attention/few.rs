@@ -17,16 +17,16 @@ use crate::select::Options;
 pub(super) const BLOCK: usize = 64;
 /// Keys that one thread works on at a time, where several share a head: whole blocks.
 pub(super) const PORTION: usize = 64 * BLOCK;
-/// So many rows are faster together, in f32, where none can drop anything.
+/// Least number of rows that are faster together, in f32, if none can drop anything.
 const TOGETHER: usize = 2;
-/// A row that keeps a larger share of its keys keeps all.
+/// Largest share of its keys that a row keeps without keeping all.
 const ALL: f64 = 0.5;
-/// A row whose scores are known no better than this, in nats, keeps all keys.
+/// Uncertainty of scores, in nats, from which a row keeps all keys.
 pub(super) const VAGUE: f64 = 1.0;
-/// Of each of a few rows, its query and where its scores of consecutive keys go.
+/// Per row its query and the place of its scores of consecutive keys.
 pub(super) type Side<'a, Q> = [Option<(&'a Q, &'a mut [f64])>; MANY];
 
-/// Does something with rows that share what is read, eight at a time where there are as many, then four, two and one.
+/// Runs code for rows that share reads, eight at a time if there are as many, then four, two and one.
 macro_rules! side_by_side {
     ($rows:expr, $some:ident => $each:expr) => {{
         let (some, rest) = $rows.as_chunks_mut::<8>();
@@ -49,7 +49,7 @@ macro_rules! side_by_side {
 }
 pub(super) use side_by_side;
 
-/// The same for some keys at a time, with the first of them.
+/// Splits the rows by portions of keys, each with its first key.
 pub(super) fn portions<Q: ?Sized>(mut side: Side<'_, Q>) -> Vec<(usize, Side<'_, Q>)> {
     let longest = side.iter().flatten().map(|(_, to)| to.len()).max().unwrap_or(0);
     let portion = |from: usize| {
@@ -68,8 +68,8 @@ pub(super) fn portions<Q: ?Sized>(mut side: Side<'_, Q>) -> Vec<(usize, Side<'_,
 /// Queries and where their scores go, the first ones of them.
 type Beside<'a, 's, Q> = [(&'a Q, &'s mut [f64]); MANY];
 
-/// The rows whose scores go to the end of a range, and how many they are; those that end within it are scored alone. `None` if there
-/// are no rows.
+/// Returns the rows whose scores go to the end of a range, and their number; rows that end within it are scored alone.
+/// `None` if there are no rows.
 pub(super) fn reaching<'s, 'a, Q: ?Sized>(
     side: &'s mut Side<'a, Q>,
     range: Range<usize>,
@@ -91,7 +91,7 @@ pub(super) fn reaching<'s, 'a, Q: ?Sized>(
     Some((whole, count))
 }
 
-/// Scores consecutive keys for a few rows; the largest entry of the keys, if it is asked for.
+/// Scores consecutive keys for a few rows, and on request returns the largest entry of the keys.
 fn score_plain<E: Element>(
     simd: Simd,
     keys: Keys<'_, E>,
@@ -116,7 +116,7 @@ fn score_plain<E: Element>(
 }
 
 impl AttentionJob<'_> {
-    /// A few rows that share what is read.
+    /// Answers a few rows that share reads.
     pub(super) fn attend_few(
         &self,
         unit: &Unit<'_>,
@@ -138,7 +138,7 @@ impl AttentionJob<'_> {
         self.average(head, &mut rows, threads)
     }
 
-    /// Scores everything that is visible to rows that are open, and drops what the budget allows if that is much.
+    /// Scores everything that open rows see, and drops what the budget allows if that is much.
     fn dense<E: Element>(
         &self,
         head: usize,
@@ -224,7 +224,7 @@ impl AttentionJob<'_> {
         Ok(())
     }
 
-    /// That a key, or its score, is not finite.
+    /// Returns the error for a key, or a score, that is not finite.
     pub(super) fn bad_key(&self, head: usize, key: usize, score: f64) -> Error {
         if let Err(error) = self.keys.finite(head, key, &mut Vec::new()) {
             return error;

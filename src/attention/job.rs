@@ -1,4 +1,4 @@
-//! One call of attention: its arguments, judged, and what is asked of and answered for a row.
+//! Arguments of one attention call, checked, with the budget and the answer of a row.
 
 use std::sync::OnceLock;
 
@@ -14,10 +14,10 @@ use crate::runtime::reused::Reused;
 /// Rows that share a scan of the codes.
 pub(super) const GROUP: usize = 4;
 
-/// Rows that are many: they are worked on together, in f32 where nothing can be dropped.
+/// Number of rows that count as many: they are computed together, in f32 if nothing can be dropped.
 pub(super) const MANY: usize = 16;
 
-/// One call.
+/// Arguments of one call.
 pub(super) struct AttentionJob<'a> {
     pub(super) queries: &'a Vectors<'a>,
     pub(super) keys: &'a Vectors<'a>,
@@ -26,18 +26,18 @@ pub(super) struct AttentionJob<'a> {
     pub(super) query_rows: &'a QueryRows<'a>,
     pub(super) scale: f64,
     pub(super) simd: Simd,
-    /// Of each head's keys that some row sees: the largest norm.
+    /// Largest norm of each head's keys that some row sees.
     pub(super) norms: Reused<OnceLock<f64>>,
-    /// Of each head's codes, where many rows ask for it.
+    /// Forms of each head's codes, for many rows.
     pub(super) forms: Reused<OnceLock<ManyForms>>,
 }
 
-/// What is asked of rows.
+/// Budget of rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowBudget<'a> {
-    /// The tail mass that a row may drop; one number for all rows, or one per row.
+    /// Tail mass that a row may drop; one number for all rows, or one per row.
     pub(super) eps: PerRow<'a, f64>,
-    /// Whether scores must be summed in f64, whatever the time.
+    /// `true` if scores must be summed in f64, at any cost.
     pub(super) careful: bool,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct RowBudget<'a> {
 pub(super) struct Unit<'a> {
     pub(super) head: usize,
     pub(super) rows: &'a [usize],
-    /// On how many threads a few rows may be worked on.
+    /// Number of threads for a few rows.
     pub(super) threads: usize,
 }
 
@@ -87,10 +87,10 @@ impl<'a> AttentionJob<'a> {
 }
 
 impl AttentionJob<'_> {
-    /// What many queries ask of a head's codes.
+    /// Returns the forms of a head's codes for many queries.
     ///
     /// # Errors
-    /// [`Error::NoMemory`], or what stops the call.
+    /// [`Error::NoMemory`], or the error of a call that was ended.
     pub(super) fn forms(&self, head: usize, codes: &Codes<'_>) -> Result<&ManyForms, Error> {
         if let Some(forms) = self.forms[head].get() {
             return Ok(forms);
@@ -107,10 +107,10 @@ pub(super) struct Answer {
     pub(super) kept: usize,
     pub(super) scored: usize,
     pub(super) rung: Rung,
-    /// How far weights are from a common multiple of the real ones, relatively.
+    /// Relative distance of the weights from a common multiple of the real ones.
     pub(super) weight_error: f64,
-    /// What sums of weighted values may be off by, relative to their lengths.
+    /// Bound on the error of sums of weighted values, relative to their lengths.
     pub(super) sum_error: f64,
-    /// What the keys of the average weigh, and the sink.
+    /// Mass of the keys of the average, with the sink.
     pub(super) log_mass: LogMass,
 }

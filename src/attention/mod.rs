@@ -1,8 +1,8 @@
-//! Certified sparse attention: scores a few keys exactly, and proves what the others carry.
+//! Certified sparse attention: scores a few keys exactly, and bounds the mass of the others.
 //!
-//! `driver` puts rows into groups; `few` answers a few of them by what an index or exact scores say, and `average` averages
-//! their values; `tile` answers many at once in f32; `ahead` asks for what they will read of mapped files; `error_bound` says
-//! how far an output may be off.
+//! `driver` groups rows; `few` answers a few of them by an index or by exact scores, and `average` averages their
+//! values; `tile` answers many at once in f32; `ahead` requests their reads of mapped files; `error_bound` bounds the
+//! error of an output.
 
 mod ahead;
 mod average;

@@ -11,7 +11,7 @@ use crate::kernels::{Keys, LANES};
 use crate::runtime::reused::Reused;
 use crate::runtime::threads;
 
-/// Errors of scores, in nats, that are no matter: a share of what a row may lose, or one that panels have, too.
+/// Errors of scores, in nats, that are negligible: a share of the budget, or an error that panels have too.
 pub(super) const FINE: f64 = 1.0 / 16.0;
 const ALWAYS_FINE: f64 = 1e-4;
 
@@ -23,13 +23,14 @@ pub(super) fn append_narrow(to: &mut Vec<f32>, query: &[f64]) {
 }
 
 impl AttentionJob<'_> {
-    /// How far scores of a query may be off in f32 that are summed in lanes, as [`AttentionJob::narrow_error`] has it.
+    /// Returns a bound on the error of a query's f32 scores that are summed in lanes, as [`AttentionJob::narrow_error`]
+    /// does.
     pub(super) fn error_in_lanes(&self, query: &[f64], norm: f64) -> Option<f64> {
         // A lane's fused terms, and a tree over lanes.
         self.narrow_error(query, norm, query.len().div_ceil(LANES) + 4)
     }
 
-    /// Scores all keys that rows see in f32, if it can; whether it did.
+    /// Scores all keys that rows see in f32. Returns `false` if f32 does not suffice.
     pub(super) fn score_narrow(
         &self,
         head: usize,
@@ -68,7 +69,7 @@ impl AttentionJob<'_> {
         Ok(true)
     }
 
-    /// Scores keys from one on.
+    /// Scores keys from `first` on.
     fn score_side<K: Coded>(&self, keys: Keys<'_, K>, first: usize, mut side: Side<'_, [f32]>) {
         let (simd, scale) = (self.simd, self.scale as f32);
         let longest = side.iter().flatten().map(|(_, to)| to.len()).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! How attention is to be computed, and what it may lose.
+//! Options and budgets of attention.
 
 use half::{bf16, f16};
 
@@ -6,7 +6,7 @@ use super::ball::{ValueBall, norm, norm_of_square};
 use crate::builders::builders_of_defaults;
 use crate::names::names;
 
-/// How attention is to be computed.
+/// Options of [`attention`](crate::attention()).
 ///
 /// ```
 /// use certk_rs::{AttentionOptions, Precision};
@@ -16,54 +16,54 @@ use crate::names::names;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {
-    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    /// Factor from products to scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     pub scale: Option<f64>,
-    /// Query i of m sees keys up to i + n - m.
+    /// Causal mask: query i of m sees keys up to i + n - m.
     pub causal: bool,
-    /// How many keys a row sees, from the first; one for all rows or one per row.
+    /// Number of keys that a row sees, from the first; one for all rows or one per row.
     pub lengths: Option<&'a [i64]>,
     /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
     pub mask: Option<(&'a [u8], &'a [usize])>,
     /// A score per query head, or one for all, that joins the softmax of each of its rows with no value (an attention sink, as
     /// learned by gpt-oss); negative infinity for none.
     pub sinks: Option<&'a [f64]>,
-    /// What the output is rounded to.
+    /// Precision of the output.
     pub precision: Precision,
-    /// A ball around the values, so that they need not be read for a bound of the output's error.
+    /// Ball around the values, so that they need not be read for a bound of the output's error.
     pub ball: Option<&'a ValueBall>,
-    /// Drop what may be dropped also where computing everything is faster: to see how many keys are needed.
+    /// Drop keys even where full attention is faster, to measure how many are needed.
     pub even_if_slower: bool,
-    /// Whether keys or values lie in mapped files: what an index chooses is then asked of the system before it is read, so that
-    /// it comes at once and nothing else does.
+    /// `true` if keys or values lie in mapped files. The keys selected by an index are then requested from the system
+    /// before they are read.
     pub mapped: bool,
-    /// How many threads; `None` for all available. Results do not depend on it.
+    /// Number of threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }
 
 builders_of_defaults! { AttentionOptions<'a> {
-    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    /// Sets the factor from products to scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     scale(scale: impl Into<Option<f64>>) = scale.into();
-    /// Query i of m sees keys up to i + n - m.
+    /// Sets the causal mask: query i of m sees keys up to i + n - m.
     causal(causal: bool) = causal;
-    /// How many keys a row sees, from the first; one for all rows or one per row.
+    /// Sets the number of keys that a row sees, from the first; one for all rows or one per row.
     lengths(lengths: impl Into<Option<&'a [i64]>>) = lengths.into();
-    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
+    /// Masks keys by a byte per key and row, zero where it is masked; `strides` are those of the rows' axes in it.
     mask(mask: &'a [u8], strides: &'a [usize]) = Some((mask, strides));
-    /// A score per query head, or one for all, that joins the softmax of each of its rows with no value.
+    /// Adds a score per query head, or one for all, that joins the softmax of each of its rows with no value.
     sinks(sinks: impl Into<Option<&'a [f64]>>) = sinks.into();
-    /// What the output is rounded to.
+    /// Sets the precision of the output.
     precision(precision: Precision) = precision;
-    /// A ball around the values, so that they need not be read for a bound of the output's error.
+    /// Gives a ball around the values, so that they need not be read for a bound of the output's error.
     ball(ball: impl Into<Option<&'a ValueBall>>) = ball.into();
-    /// Drops what may be dropped also where computing everything is faster.
+    /// Drops keys even where full attention is faster.
     even_if_slower(slower: bool) = slower;
-    /// Whether keys or values lie in mapped files.
+    /// States that keys or values lie in mapped files.
     mapped(mapped: bool) = mapped;
-    /// How many threads; `None` for all available.
+    /// Sets the number of threads; `None` for all available.
     threads(threads: impl Into<Option<usize>>) = threads.into();
 } }
 
-/// What a row may lose. One number for all rows, or one per row.
+/// Budget of a row's loss. One number for all rows, or one per row.
 ///
 /// ```
 /// # use certk_rs::{AttentionOptions, Budget, Precision, Vectors, attention};
@@ -79,13 +79,13 @@ builders_of_defaults! { AttentionOptions<'a> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Budget<'a> {
-    /// Its tail mass is to be at most this, at least 0 and below 1; 0 is plain attention.
+    /// Largest tail mass, at least 0 and below 1; 0 is full attention.
     TailMass(&'a [f64]),
-    /// Its output is to be off by at most this in the Euclidean norm, all rounding included; finite and not negative.
+    /// Largest error of the output in the Euclidean norm, all rounding included; finite and not negative.
     Output(&'a [f64]),
 }
 
-/// The precision of an output.
+/// Precision of an output.
 ///
 /// ```
 /// # use certk_rs::{AttentionOptions, Budget, Precision, Vectors, attention};
@@ -121,7 +121,7 @@ names! { Precision, "precision", "use \"float64\", \"float32\", \"float16\" or \
 } }
 
 impl Precision {
-    /// The nearest number of this precision (f16 and bf16 by way of f32).
+    /// Returns the nearest number of this precision (f16 and bf16 by way of f32).
     pub(super) fn nearest(self, entry: f64) -> f64 {
         match self {
             Precision::F64 => entry,
@@ -131,7 +131,7 @@ impl Precision {
         }
     }
 
-    /// Rounds a vector, and says how far that moved it at most.
+    /// Rounds a vector, and returns an upper bound on the distance.
     pub(super) fn round(self, vector: &mut [f64]) -> f64 {
         match self {
             Precision::F64 => return 0.0,
@@ -144,7 +144,7 @@ impl Precision {
         }))
     }
 
-    /// Rounding moves a vector of this length and so many entries by at most this.
+    /// Returns a bound on the distance by which rounding moves a vector of this length and dimension.
     pub(super) fn moves(self, length: f64, dim: usize) -> f64 {
         let (relative, absolute) = match self {
             Precision::F64 => return 0.0,
@@ -156,7 +156,7 @@ impl Precision {
     }
 }
 
-/// The same to f32, in steps that compilers see lanes in.
+/// Rounds to f32, in steps that compilers vectorize.
 fn round_to_f32(vector: &mut [f64]) -> f64 {
     let count = vector.len();
     let (mut squares, mut moved) = ([0.0; 8], [0u64; 8]);

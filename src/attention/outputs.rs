@@ -1,4 +1,4 @@
-//! The numbers of attention's outputs, in the precision asked for.
+//! Outputs of attention, in the precision asked for.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::options::Precision;
 use crate::rows::{Data, Number};
 use crate::runtime::recycled::held;
 
-/// The outputs of attention, one vector after another, stored in the [`Precision`] asked for.
+/// Outputs of attention, one vector after another, stored in the chosen [`Precision`].
 ///
 /// They are computed in f64 and rounded to it (f16 and bf16 by way of f32).
 ///
@@ -39,7 +39,7 @@ pub enum Outputs {
 }
 
 impl Default for Outputs {
-    /// No outputs, in f64.
+    /// Returns no outputs, in f64.
     fn default() -> Self {
         Outputs::empty(Precision::F64)
     }
@@ -64,17 +64,17 @@ impl<'a> From<&'a Outputs> for Data<'a> {
 }
 
 impl Outputs {
-    /// The number of entries, of all vectors together.
+    /// Returns the number of entries, of all vectors together.
     pub fn len(&self) -> usize {
         for_outputs!(self, all => all.len())
     }
 
-    /// Returns true if there are no entries.
+    /// Returns `true` if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The precision that the entries are stored in.
+    /// Returns the precision of the stored entries.
     pub fn precision(&self) -> Precision {
         match self {
             Outputs::F64(_) => Precision::F64,
@@ -84,19 +84,19 @@ impl Outputs {
         }
     }
 
-    /// The entry at `i`, exactly; `None` behind the last.
+    /// Returns the entry at `i`, exactly, or `None` past the end.
     pub fn get(&self, i: usize) -> Option<f64> {
         Data::from(self).get(i)
     }
 
-    /// All entries, exactly.
+    /// Returns all entries, exactly.
     pub fn to_f64(&self) -> Vec<f64> {
         let mut wide = Vec::new();
         self.widen(0..self.len(), &mut wide);
         wide
     }
 
-    /// The stored entries, if they are of this type: `as_slice::<f32>()`.
+    /// Returns the stored entries, if they are of this type: `as_slice::<f32>()`.
     pub fn as_slice<T: Number>(&self) -> Option<&[T]> {
         T::slice(self.into())
     }
@@ -110,7 +110,7 @@ impl Outputs {
         }
     }
 
-    /// Makes this `count` zeros of a precision. Memory that holds numbers of this precision is used again.
+    /// Makes this `count` zeros of a precision. Memory for numbers of this precision is reused.
     pub(super) fn reset(&mut self, precision: Precision, count: usize) {
         if self.precision() != precision {
             *self = Outputs::empty(precision);
@@ -124,7 +124,7 @@ impl Outputs {
         }
     }
 
-    /// Stores entries from a place on. They are of this precision already, so that none changes.
+    /// Stores entries from `at` on. They have this precision already, so that none changes.
     pub(super) fn write(&mut self, at: usize, entries: &[f64]) {
         fn narrow<T>(to: &mut [T], entries: &[f64], one: impl Fn(f64) -> T) {
             to.iter_mut().zip(entries).for_each(|(to, &entry)| *to = one(entry));
@@ -158,7 +158,7 @@ impl Outputs {
         for_outputs!(self, all => all.clear());
     }
 
-    /// The memory that this holds.
+    /// Returns the bytes that this holds.
     pub(super) fn bytes(&self) -> usize {
         for_outputs!(self, all => held(all))
     }

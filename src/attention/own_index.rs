@@ -1,4 +1,4 @@
-//! An index that a call makes for itself, where so many rows share keys that it is worth it.
+//! Index that a call builds for itself, if enough rows share keys.
 
 use half::{bf16, f16};
 
@@ -8,20 +8,20 @@ use super::thinned::FLAT;
 use crate::error::{Error, ErrorClass};
 use crate::index::{IndexOptions, KeyIndex, for_coded_dtype, matrix};
 
-/// Fewer keys are scored faster than they are coded.
+/// Number of keys below which scoring is faster than encoding.
 const KEYS: usize = 2048;
-/// A key is coded in the time in which so many rows score it, several times over.
+/// Least number of rows: a key is encoded in the time in which that many rows score it, several times over.
 const ROWS: usize = 256;
-/// Rows that are looked at, each beside a few keys; one in so many must seem to drop much.
+/// Rows examined, each with a few keys; one in so many must seem to drop much.
 const LOOKS: usize = 8;
 const SPARSE: usize = 2;
 
 impl AttentionJob<'_> {
-    /// An index of the keys, if a look at a few rows says that many rows drop enough for it; `None` also where keys cannot be
-    /// coded or there is no room.
+    /// Builds an index of the keys, if a sample of rows suggests that many rows drop enough for it. `None` also where
+    /// keys cannot be encoded or memory is short.
     ///
     /// # Errors
-    /// What stops the call, and [`Error::KeyNotFinite`] for a query.
+    /// The error of a call that was ended, and [`Error::KeyNotFinite`] for a query.
     pub(super) fn own_index(&self, eps: &[f64]) -> Result<Option<KeyIndex<'static>>, Error> {
         let options = &self.query_rows.options;
         let (rows, heads) = (self.query_rows.rows(), self.keys.heads());

@@ -1,4 +1,4 @@
-//! Rows of attention on their way.
+//! Rows of attention in progress.
 
 use super::job::{AttentionJob, RowBudget};
 use crate::error::Error;
@@ -12,7 +12,7 @@ use crate::runtime::reused::Reused;
 use crate::runtime::scratch::Lent;
 use crate::runtime::workspace::Scratch;
 
-/// One row on its way.
+/// A row in progress.
 pub(super) struct PendingRow {
     pub(super) number: usize,
     pub(super) wide: Reused<f64>,
@@ -21,20 +21,20 @@ pub(super) struct PendingRow {
     pub(super) prefix: usize,
     pub(super) eps: f64,
     pub(super) scratch: Lent<RowScratch>,
-    /// What is kept, if not everything that is visible.
+    /// Kept keys, if not all visible ones.
     pub(super) kept: Option<Reused<u32>>,
     pub(super) upper: f64,
     pub(super) scored: usize,
     pub(super) rung: Rung,
-    /// Not answered yet.
+    /// `true` until the row is answered.
     pub(super) open: bool,
-    /// Not answered because little can be dropped.
+    /// `true` if it is not answered because little can be dropped.
     pub(super) flat: bool,
-    /// The keys that it may keep are listed.
+    /// `true` if the keys that it may keep are listed.
     pub(super) listed: bool,
 }
 
-/// What a row needs room for.
+/// Scratch of a row.
 #[derive(Default)]
 pub(super) struct RowScratch {
     pub(super) query: QueryScratch,
@@ -53,7 +53,7 @@ pub(super) fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {
     memory::room("k", numbers, all.saturating_sub(numbers.len()))
 }
 
-/// Room for a row.
+/// Returns scratch for a row.
 fn row_scratch() -> Lent<RowScratch> {
     let mut scratch = Lent::<RowScratch>::new();
     scratch.query.forget();
@@ -61,7 +61,7 @@ fn row_scratch() -> Lent<RowScratch> {
 }
 
 impl AttentionJob<'_> {
-    /// A query in f64.
+    /// Returns a query in f64.
     ///
     /// # Errors
     /// [`Error::KeyNotFinite`].
@@ -72,7 +72,7 @@ impl AttentionJob<'_> {
         Ok(wide)
     }
 
-    /// Rows of which nothing is known yet; their queries in bytes where the moments of the codes are given.
+    /// Returns new rows, with quantized queries if the moments of the codes are given.
     pub(super) fn rows(
         &self,
         head: usize,
@@ -111,7 +111,7 @@ impl AttentionJob<'_> {
 }
 
 impl PendingRow {
-    /// The search of a row that has a query for codes, and its scratch.
+    /// Returns the search of a row that has a query for codes, and its scratch.
     pub(super) fn search<'s, E: Coded>(
         &'s mut self,
         row_visibility: RowVisibility<'s>,

@@ -1,4 +1,4 @@
-//! Rows thinned by codes: which keys they keep, and what the others weigh at most.
+//! Rows thinned by codes: the kept keys, and a bound on the mass of the others.
 
 use half::{bf16, f16};
 
@@ -13,11 +13,11 @@ use crate::index::{
 use crate::kernels::{Keys, LANES, Picked, Simd};
 use crate::runtime::reused::Reused;
 
-/// Of each of a few rows, ascending positions.
+/// Ascending positions for each of a few rows.
 pub(super) type Lists<'a> = [&'a [u32]; MANY];
 
 impl AttentionJob<'_> {
-    /// Answers what codes and a few exact scores can answer, and closes those rows.
+    /// Answers the rows that codes and a few exact scores decide, and closes them.
     pub(super) fn prune_by_codes(
         &self,
         head: usize,
@@ -82,7 +82,7 @@ impl AttentionJob<'_> {
         for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows, threads))
     }
 
-    /// From scores by codes to answers.
+    /// Turns scores by codes into answers.
     fn rescore<E: Coded>(
         &self,
         head: usize,
@@ -178,7 +178,8 @@ fn list_together<const Q: usize>(
     )
 }
 
-/// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache; or row by row over threads.
+/// Scores the selected keys, stretch by stretch for all rows, so that they share pages and caches, or row by row over
+/// threads.
 fn score_chosen<E: Coded>(
     keys: Keys<'_, E>,
     rows: &mut [PendingRow],

@@ -1,4 +1,4 @@
-//! Which keys each row sees, and of which head.
+//! Rows of queries: the keys that each sees, and its head.
 
 use std::ops::Range;
 
@@ -7,22 +7,22 @@ use crate::error::{Error, Place};
 use crate::index::{RowVisibility, Visible};
 use crate::rows::{PerRow, Vectors};
 
-/// The rows of a call.
+/// Rows of a call.
 pub(super) struct QueryRows<'a> {
-    /// The axes of queries but the last.
+    /// Axes of the queries but the last.
     pub(super) shape: &'a [usize],
     pub(super) keys: usize,
     rows: usize,
-    /// So many rows, one behind another, have the same head of keys.
+    /// Number of consecutive rows with the same head of keys.
     of_head: usize,
     pub(super) options: AttentionOptions<'a>,
     visible: Visible<'a>,
-    /// Of each head of queries.
+    /// Sink of each query head.
     pub(super) sinks: Option<PerRow<'a, f64>>,
 }
 
 impl<'a> QueryRows<'a> {
-    /// Judges the axes of queries beside those of keys or values, and what masks them.
+    /// Checks the axes of queries against those of keys or values, and the masks.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Length`], [`Error::RowLength`].
@@ -50,23 +50,23 @@ impl<'a> QueryRows<'a> {
         self.rows
     }
 
-    /// The head of keys of a row; it never falls.
+    /// Returns the head of keys of a row, which is monotone.
     pub(super) fn head_of(&self, row: usize) -> usize {
         row / self.of_head
     }
 
-    /// The rows of a head of keys, which lie behind those of the heads before it.
+    /// Returns the rows of a head of keys.
     pub(super) fn rows_of(&self, head: usize) -> Range<usize> {
         let row = |head: usize| self.rows.min(head * self.of_head);
         row(head)..row(head + 1)
     }
 
-    /// The place of a row.
+    /// Returns the place of a row.
     pub(super) fn place(&self, row: usize) -> Place {
         Place::unravel(self.shape, row)
     }
 
-    /// One number for all rows, or one per row.
+    /// Takes one number for all rows, or one per row.
     pub(super) fn per_row<'b, T: Copy>(
         &self,
         argument: &'static str,
@@ -75,13 +75,13 @@ impl<'a> QueryRows<'a> {
         PerRow::new(argument, numbers, self.rows(), "pass one, or one per row")
     }
 
-    /// What a row sees.
+    /// Returns the visible keys of a row.
     pub(super) fn row_visibility(&self, row: usize) -> RowVisibility<'a> {
         self.visible.row(row)
     }
 }
 
-/// Sinks of the heads of queries.
+/// Checks the sinks of the query heads.
 fn judged<'a>(sinks: &'a [f64], rows: &[usize]) -> Result<PerRow<'a, f64>, Error> {
     let heads = &rows[..rows.len() - 1];
     let problem = "a sink is a score, or negative infinity for none";

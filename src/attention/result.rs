@@ -6,30 +6,31 @@ use crate::index::Rung;
 use crate::numerics::log_mass::LogMass;
 use crate::runtime::recycled::{self, Recycled, held};
 
-/// Attention's output, a row for each query, and what is proven of it.
+/// Output of attention, a row for each query, with its certificates.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Attention {
     /// Weighted averages of values, one vector of `d_v` entries after another, in the precision asked for.
     pub out: Outputs,
-    /// The real tail mass of a row is at most this.
+    /// Upper bound on the real tail mass of each row.
     pub tail_mass_upper: Vec<f64>,
-    /// Keys that went into each average.
+    /// Number of keys in each average.
     pub k: Vec<i64>,
-    /// Keys that were scored exactly.
+    /// Number of keys scored exactly, per row.
     pub scored: Vec<i64>,
-    /// The way in which each row was answered.
+    /// Method by which each row was answered.
     pub rung: Vec<Rung>,
-    /// A bound of the relative error of the weights of each row's average, but for a factor that they have in common.
+    /// Bound on the relative error of the weights of each row's average, apart from a common factor.
     pub weight_error: Vec<f64>,
-    /// A bound of what summing weighted values may move each row's average, relative to the mean length of those values.
+    /// Bound on the distance that summing weighted values may move each row's average, relative to the mean length of
+    /// those values.
     pub sum_error: Vec<f64>,
-    /// The distance by which rounding to the precision asked for moved each row, at most.
+    /// Bound on the distance that rounding to the chosen precision moved each row.
     pub rounding: Vec<f64>,
-    /// The mass of the keys that went into each average, and of its sink if it has one, as a logarithm.
+    /// Logarithm of the mass of the keys in each average, and of its sink if there is one.
     pub log_mass: Vec<LogMass>,
-    /// With a budget on the output: the bound of each row's error that was held against it, as [`Attention::error_bound`] has it.
+    /// Bound of each row's error that was compared with a budget on the output, as by [`Attention::error_bound`].
     pub within: Option<Vec<f64>>,
 }
 
@@ -48,10 +49,10 @@ impl Attention {
         all
     }
 
-    /// The output of a row, exactly. [`Outputs::as_slice`] has all rows as they are stored.
+    /// Returns the output of a row, exactly. [`Outputs::as_slice`] returns all rows as stored.
     ///
     /// # Panics
-    /// If there is no such row.
+    /// If `row` is out of range.
     pub fn row(&self, row: usize) -> Vec<f64> {
         let dim = self.out.len() / self.k.len().max(1);
         assert!(row < self.k.len(), "row {row} of {}", self.k.len());
@@ -60,8 +61,8 @@ impl Attention {
         out
     }
 
-    /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
-    /// with a budget of tail mass and one precision then ask for none.
+    /// Returns the buffers to this thread, or to this [`Context`](crate::Context), for later calls of the same kind.
+    /// Calls with a budget of tail mass and the same precision then allocate none.
     pub fn recycle(self) {
         recycled::recycle(self);
     }

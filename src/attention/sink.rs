@@ -1,4 +1,4 @@
-//! Attention sinks: a score that takes its share of the softmax and has no value.
+//! Attention sinks: a score with a share of the softmax and no value.
 
 use super::ball::UP;
 use super::job::AttentionJob;
@@ -9,22 +9,22 @@ const MOST: f64 = 1e200;
 /// Sums of weights below this can be rounded up.
 const HELD: f64 = 1e300;
 
-/// What a row's sink does to its weights.
+/// Effect of a row's sink on its weights.
 pub(super) struct Sunk {
-    /// All weights together, that of the sink included.
+    /// Sum of all weights, with that of the sink.
     pub(super) total: f64,
-    /// How far the sink may be from its place among the scores, in nats.
+    /// Bound on the error of the sink's place among the scores, in nats.
     pub(super) slip: f64,
     /// The row's own weights, and the score of its sink.
     own: f64,
     sink: f64,
-    /// The row's own weights have at most this share of the real softmax, given the errors that it was asked with.
+    /// Upper bound on the share of the row's own weights in the real softmax, for the given errors.
     share: f64,
 }
 
 impl Sunk {
-    /// The logarithm of all weights together: they have that relative error, and are relative to a score of `at` that is off by `error`
-    /// nats, as the sink is.
+    /// Returns the logarithm of the sum of all weights. They have this relative error, and are relative to a score of
+    /// `at` that is off by `error` nats, as the sink is.
     pub(super) fn log_mass(&self, rounding: f64, at: f64, error: f64) -> LogMass {
         if self.total < HELD {
             return LogMass::summed(self.total, rounding, at, error);
@@ -34,7 +34,7 @@ impl Sunk {
         LogMass::summed(self.own, rounding, at, error).plus(sink)
     }
 
-    /// What a row's own softmax loses at most, as a share of the whole one.
+    /// Returns an upper bound on the loss as a share of the whole softmax, given the loss of the row's own.
     pub(super) fn of_whole(&self, upper: f64) -> f64 {
         if upper == 0.0 {
             return 0.0;
@@ -45,7 +45,7 @@ impl Sunk {
 }
 
 impl AttentionJob<'_> {
-    /// The score of a row's sink, if it has one.
+    /// Returns the score of a row's sink, if it has one.
     fn sink(&self, row: usize) -> Option<f64> {
         let sinks = self.query_rows.sinks?;
         let head = row / self.queries.len().max(1);
@@ -53,13 +53,13 @@ impl AttentionJob<'_> {
         (sink > f64::NEG_INFINITY).then_some(sink)
     }
 
-    /// What a row weighs that sees no key: its sink, if it has one.
+    /// Returns the mass of a row that sees no key: its sink, if it has one.
     pub(super) fn sink_alone(&self, row: usize) -> LogMass {
         self.sink(row).map_or(LogMass::NONE, |sink| LogMass::summed(1.0, 0.0, sink, 0.0))
     }
 
-    /// Lets a row's sink join weights that sum to `total`, where a score of `top + offset` weighs 1. Of the scores that the
-    /// real softmax has, these may be off by `error` nats, and lack `upper` of the mass.
+    /// Adds a row's sink to weights that sum to `total`, where a score of `top + offset` weighs 1. These scores may be
+    /// off by `error` nats, and lack `upper` of the mass.
     pub(super) fn with_sink(
         &self,
         row: usize,

@@ -5,19 +5,19 @@ use crate::runtime::reused::Reused;
 /// Keys of a stretch.
 const SPARSE: usize = 1024;
 
-/// How many keys a stretch of them has: one list has nothing to share.
+/// Returns the number of keys in a stretch: a single list has nothing to share.
 fn stretch(lists: &[&[u32]]) -> usize {
     if lists.len() > 1 { SPARSE } else { usize::MAX }
 }
 
-/// Where in a list the stretch ends that one of its places lies in.
+/// Returns the end, in a list, of the stretch that contains one of its places.
 pub(super) fn end_of_stretch(lists: &[&[u32]], list: usize, from: usize) -> usize {
     let (list, stretch) = (lists[list], stretch(lists));
     let edge = (list[from] as usize / stretch).saturating_add(1).saturating_mul(stretch);
     from + list[from..].partition_point(|&key| (key as usize) < edge)
 }
 
-/// Goes over ascending lists of keys side by side: of each, the part that lies in a stretch of keys, then in the next.
+/// Visits ascending lists of keys side by side: the part of each in one stretch of keys, then in the next.
 pub(super) fn by_stretches(lists: &[&[u32]], mut each: impl FnMut(usize, &[u32], (usize, usize))) {
     let last = lists.iter().filter_map(|list| list.last()).max().map_or(0, |&key| key as usize + 1);
     let stretch = stretch(lists);

@@ -1,7 +1,7 @@
-//! Many rows thinned by codes, in f32: what `pruned` does for a few, in f64.
+//! Many rows thinned by codes, in f32, as `pruned` thins a few in f64.
 //!
-//! Four rows at a time list the keys that they may keep. Of its list a row keeps those above the highest edge that codes allow,
-//! scores them in f32, and so proves what the others weigh.
+//! Four rows at a time list the keys that they may keep. A row keeps those above the highest edge that codes allow,
+//! scores them in f32, and so bounds the mass of the others.
 
 use super::error_bound::sum_error;
 use super::job::{Answer, AttentionJob, GROUP, RowBudget, Unit};
@@ -21,7 +21,7 @@ use crate::runtime::scratch::with_scratch;
 use crate::runtime::workspace::Scratch;
 use half::{bf16, f16};
 
-/// Fewer rows are not worth a look at all codes.
+/// Least number of rows that are worth a scan of all codes.
 const ENOUGH: usize = 2 * GROUP;
 /// Keys that are scored to see whether rows keep many, of how many rows; and the first and the last of them, which often weigh most.
 const LOOKED_AT: usize = 128;
@@ -29,12 +29,12 @@ const LOOKS: usize = 2;
 const ENDS: usize = 16;
 /// A share of those, above which nothing else is looked at: a few keys know little of the heaviest.
 pub(super) const FLAT: f64 = 0.25;
-/// How much less than it may a row is to lose as far as codes know, so that exact scores seldom prove too little.
+/// Factor by which a row aims below its budget, by its codes, so that exact scores seldom prove too little.
 const CAREFUL: f64 = 1.015;
 /// Sums of weights run so deep in f32, and a rounding more.
 const SUMS: f64 = 17.0 * U;
 
-/// What it takes to thin a row, and to answer it beside others with all keys, in nanoseconds on a Zen 4 at 2.6 GHz with AVX-512, of
+/// Costs of thinning a row, and of answering it beside others with all keys, in nanoseconds on a Zen 4 at 2.6 GHz with AVX-512, of
 /// which only the ratios matter: for a row, a key that it sees and an entry of that, and a key that it keeps and an entry of its
 /// key and value.
 struct Costs {
@@ -59,12 +59,12 @@ impl Costs {
 
 /// A row on its way.
 struct Row {
-    /// Where in its unit.
+    /// Place in its unit.
     at: usize,
     number: usize,
     prefix: usize,
     eps: f64,
-    /// How far scores may be off, in nats: those in f32, and the offset of codes.
+    /// Bounds on the error of scores, in nats: of those in f32, and of the offset of codes.
     error: f64,
     offset_error: f64,
 }
@@ -90,7 +90,7 @@ struct Lists {
     weights: Vec<f32>,
 }
 
-/// A row of them whose list is to be made.
+/// Returns a row whose list is to be made.
 fn listed<'a>(
     (rows, prepared): (&Thinnable, &'a PreparedRows),
     at: usize,
@@ -100,7 +100,7 @@ fn listed<'a>(
     PanelRow { numbers: prepared.numbers(at), prefix, eps, above }
 }
 
-/// What rows need room for.
+/// Scratch of the rows.
 #[derive(Default)]
 struct RowsScratch {
     above: [Above; GROUP],
@@ -118,14 +118,14 @@ impl Scratch for RowsScratch {
     }
 }
 
-/// Where a row's list ends, given its largest score by codes.
+/// End of a row's list, given its largest score by codes.
 struct Chosen {
     largest: f32,
     cut: Cut,
     excess: f64,
 }
 
-/// What a row keeps weighs, relative to a score, and what the others weigh at most as a share of all.
+/// Weight of the kept keys relative to a score, and a bound on the others' share of the whole.
 #[derive(Clone, Copy)]
 struct Weighed {
     top: f64,
@@ -151,8 +151,8 @@ impl<'a, K, V> Head<'a, K, V> {
 }
 
 impl AttentionJob<'_> {
-    /// Answers those rows of a unit that can be thinned in f32, if that is faster than all together. Returns those that are none of
-    /// its kind.
+    /// Answers those rows of a unit that can be thinned in f32, if that is faster than all together. Returns the rows
+    /// of other kinds.
     pub(super) fn attend_thinned(
         &self,
         unit: &Unit,
@@ -180,7 +180,8 @@ impl AttentionJob<'_> {
         Ok(left)
     }
 
-    /// Rows that can be thinned in f32; others are left, but for those that see few keys, which are faster together.
+    /// Returns the rows that can be thinned in f32. Others are left, except those that see few keys, which are faster
+    /// together.
     fn rows_in_f32(
         &self,
         unit: &Unit,
@@ -216,14 +217,14 @@ impl AttentionJob<'_> {
         Ok(Thinnable { rows, queries, width })
     }
 
-    /// Whether rows that see so many keys together and keep so many of them are answered faster one by one.
+    /// Returns `true` if rows that see and keep these numbers of keys are answered faster one by one.
     fn is_faster(&self, rows: usize, keys: (usize, usize)) -> bool {
         let (seen, dim) = ((keys.0, 0), self.keys.dim().midpoint(self.values.dim()));
         self.query_rows.options.even_if_slower
             || THINNED.of(rows, keys, dim) < TOGETHER.of(rows, seen, dim)
     }
 
-    /// Whether a few keys say that a few rows keep many of theirs; it decides nothing but time.
+    /// Returns `true` if a sample of keys suggests that some rows keep many of theirs. It decides only on time.
     fn looks_flat<K: Coded>(&self, keys: Keys<'_, K>, rows: &Thinnable) -> bool {
         let kept = |look: usize| {
             let at = (2 * look + 1) * rows.rows.len() / (2 * LOOKS);
@@ -233,7 +234,7 @@ impl AttentionJob<'_> {
         (0..LOOKS).map(kept).sum::<f64>() > FLAT * LOOKS as f64
     }
 
-    /// Which share of the keys before a position a row keeps, as far as a few of them say.
+    /// Returns the estimated share of the keys before a position that a row keeps, from a sample.
     pub(super) fn seems_to_keep<K: Coded>(
         &self,
         keys: Keys<'_, K>,
@@ -261,7 +262,7 @@ impl AttentionJob<'_> {
         1.0 - dropped.count() as f64 / LOOKED_AT as f64
     }
 
-    /// Answers rows, four at a time: first some that lie apart, and then all others, if these keep few keys.
+    /// Answers rows, four at a time: first a few spread ones, then all others, if these keep few keys.
     fn thin<K: Coded, V: Coded>(
         &self,
         head: Head<'_, K, V>,
@@ -295,7 +296,7 @@ impl AttentionJob<'_> {
         })
     }
 
-    /// Lists the keys that a few rows may keep, and answers those rows that can be.
+    /// Lists the keys that a few rows may keep, and answers the rows that can be.
     fn thin_some<K: Coded, V: Coded>(
         &self,
         head: Head<'_, K, V>,
@@ -346,7 +347,7 @@ impl AttentionJob<'_> {
         Ok(())
     }
 
-    /// Of a row whose list is there the keys to keep, if bounds exceed what they bound so many times; `None` if there are none.
+    /// Selects the keys to keep of a listed row, if bounds exceed the scores by this factor; `None` if there are none.
     fn choose<K: Coded, V: Coded>(
         &self,
         head: Head<'_, K, V>,
@@ -377,7 +378,7 @@ impl AttentionJob<'_> {
         ListedSearch { simd: self.simd, code_error, eps: row.eps, coded, uncoded_mass }
     }
 
-    /// Weighs the keys that a row keeps, and more of them until they prove that the others weigh little.
+    /// Weighs the keys that a row keeps, and adds more until the others provably weigh little.
     fn weigh<K: Coded, V: Coded>(
         &self,
         head: Head<'_, K, V>,

@@ -23,13 +23,13 @@ pub(super) const WEIGHT: f64 = 216.0 * U;
 const SUMS: f64 = 2.0 * (PANEL_KEYS as f64 + 2.0) * U;
 
 impl AttentionJob<'_> {
-    /// Whether rows of this call can be answered together at all.
+    /// Returns `true` if rows of this call can be answered together at all.
     pub(super) fn fit_together(&self) -> bool {
         let wide = |data: &Stored<'_>| matches!(data, Stored::F64(_));
         !wide(&self.keys.data) && !wide(&self.values.data)
     }
 
-    /// Answers rows in f32 over all that they see; `None` if f32 cannot hold what is stored.
+    /// Answers rows in f32 over all that they see; `None` if f32 cannot hold the stored numbers.
     pub(super) fn attend_tile(
         &self,
         head: usize,
@@ -96,8 +96,8 @@ impl AttentionJob<'_> {
         Ok(errors.iter().copied().enumerate().map(answer).collect())
     }
 
-    /// How far scores of a query may be off in f32 beside keys of at most a norm, if their sums are so many terms deep; `None` where
-    /// f32 cannot hold what is stored, or may overflow.
+    /// Returns a bound on the error of a query's f32 scores beside keys of at most `norm`, for sums `deep` terms deep.
+    /// `None` where f32 cannot hold the stored numbers, or may overflow.
     pub(super) fn narrow_error(&self, query: &[f64], norm: f64, deep: usize) -> Option<f64> {
         let scale = self.scale.abs();
         let own = length(query);
@@ -150,7 +150,7 @@ impl AttentionJob<'_> {
         }
     }
 
-    /// The largest norm of a head's keys that some row of the head sees.
+    /// Returns the largest norm of a head's keys that some row of the head sees.
     pub(super) fn norm(&self, head: usize) -> Result<f64, Error> {
         if let Some(&norm) = self.norms[head].get() {
             return Ok(norm);
@@ -175,7 +175,7 @@ impl AttentionJob<'_> {
     }
 }
 
-/// The Euclidean norm of a vector, in sums beside each other.
+/// Returns the Euclidean norm of a vector, in several sums.
 pub(super) fn length(vector: &[f64]) -> f64 {
     let mut sums = [0.0; 8];
     let (eights, rest) = vector.as_chunks::<8>();
@@ -188,14 +188,15 @@ pub(super) fn length(vector: &[f64]) -> f64 {
     (sums.iter().sum::<f64>() + rest).sqrt()
 }
 
-/// How much of a block of keys is masked, for rows that see so much of it but for the mask.
+/// Extent of the mask in a block of keys, for rows that would see all of it.
 enum Masked {
     None,
     Some,
     All,
 }
 
-/// Judges the masks of rows over a block; where it is `Some`, writes for each key a number for each row, above zero if it sees it.
+/// Checks the masks of rows over a block. For `Some`, writes per key a number for each row, positive if it sees the
+/// key.
 fn masked(
     visibility: &[RowVisibility<'_>],
     (from, count): (usize, usize),

@@ -1,4 +1,4 @@
-//! Results of attention as arrays of ndarray.
+//! Results of attention as arrays of `ndarray`.
 
 use ndarray::ArrayView2;
 
@@ -6,7 +6,7 @@ use super::result::Attention;
 use crate::rows::Number;
 
 impl Attention {
-    /// The outputs, a row of `d_v` numbers for each query; `None` if they are stored as another type than `T`.
+    /// Returns the outputs, a row of `d_v` numbers for each query; `None` if they are stored as another type than `T`.
     ///
     /// ```
     /// use certk_rs::{AttentionOptions, Budget, Values, Vectors, attention};

@@ -1,4 +1,4 @@
-//! The blockwise bound: blocks of which only the size and bounds on the members are known.
+//! The blockwise bound, from the sizes of blocks and bounds on their members.
 
 use super::levels;
 use super::measure::Measure;
@@ -7,7 +7,7 @@ use crate::error::{Error, Place};
 use crate::runtime::memory::product;
 use crate::runtime::threads;
 
-/// Blocks of keys, in C order over an array of shape (..., blocks), and which of them are kept.
+/// Blocks of keys, in C order over an array of shape (..., blocks), with a kept flag each.
 ///
 /// ```
 /// use certk_rs::{Error, bounds::Blocks};
@@ -25,15 +25,16 @@ pub struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// Blocks of `sizes` keys, each of whose scores (natural-log units) is at most `upper` and at least `lower`; those whose
-    /// byte in `kept` is not 0 are kept. All four have the given shape, in C order; the last axis holds a row's blocks.
+    /// Returns blocks of `sizes` keys, each of whose scores (natural-log units) is at most `upper` and at least
+    /// `lower`. Blocks with a non-zero byte in `kept` are kept. All four have the given shape, in C order; the last
+    /// axis holds a row's blocks.
     ///
-    /// Only the upper bounds of dropped blocks and the lower bounds of kept ones are used. -inf as a lower bound says that
-    /// nothing is known from below; +inf as an upper bound, that nothing is known from above.
+    /// Only the upper bounds of dropped blocks and the lower bounds of kept ones are used. A lower bound of -inf, or an
+    /// upper bound of +inf, states nothing.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Length`]; [`Error::Block`] if a size is negative or a bound is NaN, a lower bound is +inf or above the upper
-    /// bound. The bounds of a block of size 0 are not looked at.
+    /// [`Error::Shape`], [`Error::Length`]; [`Error::Block`] if a size is negative, a bound is NaN, or a lower bound is
+    /// +inf or above the upper bound. The bounds of a block of size 0 are not checked.
     pub fn new(
         shape: &[usize],
         sizes: &'a [i64],
@@ -88,10 +89,11 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// An upper bound of the tail mass of the kept blocks, from sizes and bounds alone. Shape (...).
+/// Returns an upper bound of each row's tail mass, from sizes and bounds alone. Shape (...).
 ///
-/// `sum_dropped n_b e^{M_b} / (sum_dropped n_b e^{M_b} + sum_kept n_b e^{m_b})`, rounded up. Nothing dropped gives exactly 0,
-/// otherwise nothing kept, or nothing known of what is kept, gives 1. Source: arXiv 2512.07647, the blockwise bound.
+/// `sum_dropped n_b e^{M_b} / (sum_dropped n_b e^{M_b} + sum_kept n_b e^{m_b})`, rounded up. Exactly 0 if nothing is
+/// dropped; else 1 if nothing is kept, or nothing is known of the kept blocks. Source: arXiv 2512.07647, the blockwise
+/// bound.
 ///
 /// ```
 /// use certk_rs::bounds::{Blocks, blockwise};

@@ -1,23 +1,18 @@
-//! The best places to cut a sorted row: shortest paths whose edges are a size times a boundary weight.
-//!
-//! With at most t cuts the tail from position i costs `D_t[i] = min_j (j - i) w_i + D_{t-1}[j]`. For a fixed i the
-//! candidates j are lines in `w_i`, and `w_i` is monotone, so the lower envelope gives each layer in linear time
-//! (the costs satisfy the quadrangle inequality). The head is the mirror image. The minimum is exact up to the
-//! rounding of f64; whatever comes out are cuts, and any cuts give a sound bound.
+//! Best cuts of a sorted row: shortest paths whose edges are a size times a boundary weight.
 
 use crate::runtime::ambient::asked;
 
 /// No cut: this piece goes to the end.
 const NONE: u32 = u32::MAX;
 
-/// Costs with at most 0, 1, .. cuts, from every start, and where the first cut is.
+/// Costs with at most 0, 1, .. cuts, from every start, and the first cut of each.
 pub(super) struct Layers {
     pub(super) costs: Vec<Vec<f64>>,
     cuts: Vec<Vec<u32>>,
 }
 
 impl Layers {
-    /// The cuts of a best path from `start` with at most `most` cuts, in the order in which they are met.
+    /// Returns the cuts of a best path from `start` with at most `most` cuts, in path order.
     pub(super) fn path(&self, most: usize, start: usize) -> Vec<usize> {
         let (mut path, mut at) = (Vec::new(), start);
         for layer in (1..=most.min(self.costs.len() - 1)).rev() {
@@ -31,11 +26,11 @@ impl Layers {
     }
 }
 
-/// Lines `slope x + offset` whose minimum is asked for at points that favour later lines ever more.
+/// Lower envelope of lines `slope x + offset`, asked at points that favour later lines ever more.
 #[derive(Default)]
 struct Envelope {
     lines: Vec<(f64, f64, u32)>,
-    /// Lines before this one are overtaken for good.
+    /// First line that may still be the minimum.
     front: usize,
 }
 
@@ -58,7 +53,7 @@ impl Envelope {
         self.lines.push((slope, offset, name));
     }
 
-    /// The name of the line that is least at `x`; at least one line has been pushed.
+    /// Returns the name of the line that is least at `x`; at least one line has been pushed.
     fn best(&mut self, x: f64) -> u32 {
         let value = |line: &(f64, f64, u32)| line.0 * x + line.1;
         let mut least = value(&self.lines[self.front]);
@@ -72,7 +67,8 @@ impl Envelope {
     }
 }
 
-/// `costs[t][i]`: the least upper sum of `weights[i..]`, falling, with at most t cuts. `trace` remembers the cuts.
+/// Returns `costs[t][i]`: the least upper sum of the descending `weights[i..]`, with at most t cuts. `trace` records
+/// the cuts.
 pub(super) fn of_tails(weights: &[f64], most: usize, trace: bool) -> Layers {
     let n = weights.len();
     let first = (0..n).map(|i| (n - i) as f64 * weights[i]).collect();
@@ -100,7 +96,8 @@ pub(super) fn of_tails(weights: &[f64], most: usize, trace: bool) -> Layers {
     layers
 }
 
-/// `costs[t][k]`: minus the greatest lower sum of `weights[..k]`, falling, with at most t cuts. `trace` remembers the cuts.
+/// Returns `costs[t][k]`: minus the greatest lower sum of the descending `weights[..k]`, with at most t cuts. `trace`
+/// records the cuts.
 pub(super) fn of_heads(weights: &[f64], most: usize, trace: bool) -> Layers {
     let n = weights.len();
     let first = (0..=n).map(|k| if k == 0 { 0.0 } else { -(k as f64 * weights[k - 1]) }).collect();
@@ -128,7 +125,7 @@ pub(super) fn of_heads(weights: &[f64], most: usize, trace: bool) -> Layers {
     layers
 }
 
-/// The smallest ratio of tail to head with `most` cuts in all, and how many of them are in the tail.
+/// Returns the smallest ratio of tail to head with `most` cuts in all, and the number of cuts in the tail.
 pub(super) fn best_split(tail: &[f64], head: &[f64], most: usize) -> (f64, usize) {
     let mut best = (f64::INFINITY, 0);
     for in_tail in 0..=most.min(tail.len() - 1) {
@@ -158,7 +155,7 @@ mod tests {
         weights
     }
 
-    /// The same recursion, trying everything.
+    /// Computes the same recursion by trying every cut.
     fn slow(w: &[f64], most: usize, i: usize) -> f64 {
         let whole = (w.len() - i) as f64 * w[i];
         if most == 0 {

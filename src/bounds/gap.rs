@@ -1,4 +1,4 @@
-//! The single gap: what the k-th and the (k+1)-th best score say about the tail mass.
+//! The single-gap bound on the tail mass, from the k-th and the (k+1)-th best score.
 
 use super::levels;
 use super::measure::Measure;
@@ -11,14 +11,14 @@ use crate::rows::Scores;
 use crate::runtime::ambient::pieces;
 use crate::runtime::threads;
 
-/// More than the logarithm of a quotient changes when both products in it are rounded.
+/// Bound on the change of the logarithm of a quotient when both products in it are rounded.
 const ROUNDED: f64 = 1.0 / (1u128 << 95) as f64;
 
-/// The gap `s_(k) - s_(k+1)`, in nats, that certifies a tail mass of at most `eps` for the top k of `n` scores:
+/// Returns the gap `s_(k) - s_(k+1)`, in nats, that certifies a tail mass of at most `eps` for the top k of `n` scores:
 /// `ln[(n - k)(1 - eps) / (k eps)]`, rounded up.
 ///
-/// `k = n` gives -inf: nothing is dropped. Otherwise `eps = 0` and `k = 0` give +inf: no gap suffices. A value <= 0 means that
-/// any `k` best scores suffice, unread; that sign is decided in integers, `(n - k)(1 - eps) <= k eps`.
+/// `k = n` gives -inf: nothing is dropped. Otherwise `eps = 0` and `k = 0` give +inf: no gap suffices. A value <= 0
+/// means that the `k` best scores suffice for any values. Its sign is decided in integers, `(n - k)(1 - eps) <= k eps`.
 /// Source: arXiv 2512.07647, the single-gap certificate.
 ///
 /// ```
@@ -54,7 +54,7 @@ pub fn required_gap(n: u64, k: u64, eps: f64) -> Result<f64, Error> {
     Ok(if enough { gap.min(0.0) } else { gap.max(f64::MIN_POSITIVE) })
 }
 
-/// A count below 2^64, exactly.
+/// Returns a count below 2^64, exactly.
 fn count(value: u64) -> DoubleDouble {
     let high = value as f64;
     // The difference is exact, and so is its conversion.
@@ -62,7 +62,7 @@ fn count(value: u64) -> DoubleDouble {
     DoubleDouble { high, low }
 }
 
-/// [`required_gap`] of every entry of three arrays of one shape.
+/// Returns [`required_gap`] of every entry of three arrays of one shape.
 ///
 /// # Errors
 /// As [`required_gap`], naming the entry.
@@ -87,10 +87,11 @@ pub fn required_gaps(
     })
 }
 
-/// The gap `s_(k) - s_(k+1)` of every row, in nats, rounded down: (rows,).
+/// Returns the gap `s_(k) - s_(k+1)` of every row, in nats, rounded down. Shape (rows,).
 ///
-/// `k` holds one count per row, or one for all; masked entries do not count. `k = n` gives +inf (there is no further score),
-/// otherwise `k = 0` gives -inf (nothing kept certifies nothing), so that `score_gap >= required_gap` always proves the budget.
+/// `k` holds one count per row, or one for all; masked entries do not count. `k = n` gives +inf (there is no further
+/// score), otherwise `k = 0` gives -inf (an empty set certifies nothing). So `score_gap >= required_gap` always proves
+/// the budget.
 ///
 /// ```
 /// use certk_rs::{Scores, bounds::score_gap};
@@ -101,7 +102,7 @@ pub fn required_gaps(
 /// ```
 ///
 /// # Errors
-/// [`Error::KeptCount`], [`Error::Length`], whatever is wrong with the scores.
+/// [`Error::KeptCount`], [`Error::Length`], and the error of an invalid score.
 pub fn score_gap(scores: &Scores<'_>, k: &[i64]) -> Result<Vec<f64>, Error> {
     let k = scores.per_row("k", k)?;
     map_rows(scores, |mut row| {
@@ -118,10 +119,12 @@ pub fn score_gap(scores: &Scores<'_>, k: &[i64]) -> Result<Vec<f64>, Error> {
     })
 }
 
-/// An upper bound of the tail mass of the top k of every row, from two scores: `(n - k) / (n - k + k e^gap)`. Shape (rows,).
+/// Returns an upper bound of the tail mass of the top k of every row, from two scores: `(n - k) / (n - k + k e^gap)`.
+/// Shape (rows,).
 ///
-/// `k` as in [`score_gap`]. `k = n` gives exactly 0, otherwise `k = 0` gives 1. An equality for two-level rows; a gap of 0
-/// gives the smallest float that is not below `(n - k) / n`. Source: arXiv 2512.07647, the single-gap bound.
+/// `k` as in [`score_gap`]. `k = n` gives exactly 0, otherwise `k = 0` gives 1. The bound is an equality for two-level
+/// rows; a gap of 0 gives the smallest float that is not below `(n - k) / n`. Source: arXiv 2512.07647, the single-gap
+/// bound.
 ///
 /// ```
 /// use certk_rs::{Scores, bounds::single_gap};
@@ -145,13 +148,13 @@ pub fn single_gap(scores: &Scores<'_>, k: &[i64]) -> Result<Vec<f64>, Error> {
     })
 }
 
-/// The bound of the top `kept` of `n`, 0 < kept < n, from the worst score kept and the best one dropped.
+/// Returns the bound of the top `kept` of `n`, 0 < kept < n, from the worst score kept and the best one dropped.
 pub(super) fn from_gap(measure: Measure, n: usize, kept: usize, (worst, next): (f64, f64)) -> f64 {
     let tail = std::iter::once(((n - kept) as u64, next));
     levels::tail_mass(measure, tail, std::iter::once((kept as u64, worst)))
 }
 
-/// The worst key of the top `kept` and the best of the others; `None` where one side is empty.
+/// Returns the worst key of the top `kept` and the best of the others; `None` if one side is empty.
 fn boundary(row: &mut VisibleRow<'_>, kept: usize) -> Option<(f64, f64)> {
     if kept == 0 || kept == row.keys.len() {
         return None;

@@ -1,7 +1,7 @@
 //! Tail mass and divergence: `KL(P_hat || P) = -ln(1 - tau)` and back (arXiv 2512.07647; `TV(P, P_hat) = tau`).
 //!
-//! Both directions are strictly increasing functions, and both are rounded **up**: fed an upper end they return an upper
-//! end. The results are increasing in the argument too, float by float.
+//! Both directions are strictly increasing and are rounded **up**, so upper bounds give upper bounds. The results
+//! increase with the argument, float by float.
 
 use crate::error::{Error, Place};
 use crate::numerics::double_double::{DoubleDouble, ln_ratio, one_minus_exp, two_sum};
@@ -10,7 +10,8 @@ use crate::runtime::threads;
 /// Below this, `-ln(1 - x)` and `1 - e^-x` differ from x by less than a float's step.
 const LINEAR: f64 = 1.0 / (1u128 << 100) as f64;
 
-/// The divergence `KL(P_hat || P) = -ln(1 - tail_mass)`, in nats, of the renormalised kept set from the full softmax.
+/// Returns the divergence `KL(P_hat || P) = -ln(1 - tail_mass)`, in nats, of the renormalised kept set from the full
+/// softmax.
 ///
 /// `tail_mass` lies in [0, 1]; 0 gives exactly 0 and 1 gives infinity. The result is rounded up, by less than two float
 /// steps, so an upper bound of the tail mass gives an upper bound of the divergence.
@@ -40,10 +41,10 @@ pub fn kl_from_tail_mass(tail_mass: f64) -> Result<f64, Error> {
     Ok(ln_ratio(DoubleDouble::from(1.0), DoubleDouble { high, low }, 0).up().max(tail_mass))
 }
 
-/// The tail mass `1 - e^{-kl}` that belongs to a divergence `KL(P_hat || P)` of `kl` nats.
+/// Returns the tail mass `1 - e^{-kl}` of a divergence `KL(P_hat || P)` of `kl` nats.
 ///
-/// `kl` is at least 0; infinity gives 1. The result is rounded up, by less than two float steps, and never above 1, so an
-/// upper bound of the divergence gives an upper bound of the tail mass.
+/// `kl` is at least 0; infinity gives 1. The result is rounded up, by less than two float steps, and never above 1, so
+/// an upper bound of the divergence gives an upper bound of the tail mass.
 ///
 /// ```
 /// use certk_rs::bounds::{kl_from_tail_mass, tail_mass_from_kl};
@@ -66,10 +67,10 @@ pub fn tail_mass_from_kl(kl: f64) -> Result<f64, Error> {
     Ok(if kl < 38.0 { one_minus_exp(kl).up().min(1.0) } else { 1.0 })
 }
 
-/// What Pinsker's inequality says of a total variation distance, `sqrt(kl / 2)`, for a divergence of `kl` nats.
+/// Returns Pinsker's bound on a total variation distance, `sqrt(kl / 2)`, for a divergence of `kl` nats.
 ///
-/// It holds for any two distributions, and so says less than [`tail_mass_from_kl`], which is the distance itself where one is
-/// the other cut off. Above 1 it says nothing. Rounded up, by less than three float steps.
+/// It holds for any two distributions. For a truncated distribution [`tail_mass_from_kl`] is the distance itself, and
+/// so sharper. Above 1 the bound is trivial. Rounded up, by less than three float steps.
 ///
 /// ```
 /// use certk_rs::bounds::{pinsker, tail_mass_from_kl};
@@ -93,8 +94,9 @@ pub fn pinsker(kl: f64) -> Result<f64, Error> {
     })
 }
 
-/// What the inequality of Bretagnolle and Huber says of a total variation distance, `sqrt(1 - e^-kl)`, for a divergence of `kl`
-/// nats: never above 1, and as [`pinsker`] for any two distributions. Rounded up, by less than three float steps.
+/// Returns the bound of Bretagnolle and Huber on a total variation distance, `sqrt(1 - e^-kl)`, for a divergence of
+/// `kl` nats. It is never above 1 and, as [`pinsker`], holds for any two distributions. Rounded up, by less than three
+/// float steps.
 ///
 /// ```
 /// use certk_rs::bounds::{bretagnolle_huber, pinsker};
@@ -111,7 +113,7 @@ pub fn bretagnolle_huber(kl: f64) -> Result<f64, Error> {
     Ok(if square == 0.0 || square == 1.0 { square } else { square.sqrt().next_up().min(1.0) })
 }
 
-/// [`kl_from_tail_mass`] of every entry of an array.
+/// Returns [`kl_from_tail_mass`] of every entry of an array.
 ///
 /// # Errors
 /// As [`kl_from_tail_mass`], naming the entry.
@@ -122,10 +124,10 @@ pub fn kl_from_tail_masses(tail_mass: &[f64], shape: &[usize]) -> Result<Vec<f64
     })
 }
 
-/// [`tail_mass_from_kl`], [`pinsker`] or [`bretagnolle_huber`] of every entry of an array.
+/// Returns [`tail_mass_from_kl`], [`pinsker`] or [`bretagnolle_huber`] of every entry of an array.
 ///
 /// # Errors
-/// As those, naming the entry.
+/// As those functions, naming the entry.
 pub fn of_divergences(
     kl: &[f64],
     shape: &[usize],

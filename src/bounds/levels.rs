@@ -1,15 +1,15 @@
-//! The tail mass of a row of which only levels are known: so many entries of at most, or at least, this score.
+//! Tail mass of a row given by levels: numbers of entries of at most, or at least, a score.
 
 use super::measure::Measure;
 use crate::numerics::certified_sums::{self, Compensated, SplitSums};
 
-/// Entries and the level that bounds them: from above in a tail, from below in a head.
+/// Number of entries, and the level that bounds them: from above in a tail, from below in a head.
 pub(super) type Level = (u64, f64);
 
-/// An upper bound of the tail mass when `tail` bounds the tail from above and `head` the kept set from below.
+/// Returns an upper bound of the tail mass, given bounds of the tail from above and of the kept set from below.
 ///
-/// Levels at -inf are masked entries. An empty tail gives exactly 0, an empty head 1. If all levels are equal, the result
-/// is the smallest float that is not below the quotient of integers.
+/// Levels at -inf are masked entries. An empty tail gives exactly 0, an empty head 1. If all levels are equal, the
+/// result is the smallest float that is not below the quotient of integers.
 pub(super) fn tail_mass(
     measure: Measure,
     tail: impl Iterator<Item = Level> + Clone,
@@ -49,7 +49,7 @@ pub(super) fn tail_mass(
     }
     let split = SplitSums {
         tail: above.value(),
-        // Only whether there are any matters.
+        // Only used to test for an empty side.
         dropped: usize::try_from(dropped).unwrap_or(usize::MAX),
         head: below.value(),
         kept: usize::try_from(kept).unwrap_or(usize::MAX),
@@ -60,7 +60,7 @@ pub(super) fn tail_mass(
     split.upper(slack + f64::EPSILON, 0.0)
 }
 
-/// The smallest float that is not below `dropped / total`, `dropped < total`.
+/// Returns the smallest float that is not below `dropped / total`, for `dropped < total`.
 pub(super) fn share_up(dropped: u64, total: u64) -> f64 {
     let mut share = (dropped as f64 / total as f64).next_down().next_down();
     while share < 1.0 && !certified_sums::equal_weights_hold(total - dropped, total, share) {
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn sizes_do_not_wrap() {
-        // 2^64 keys dropped and one kept, and the other way round.
+        // 2^64 keys dropped and one kept, and the reverse.
         let many = [(1 << 63, 0.0), (1 << 63, 0.0)];
         assert_eq!(bound(&many, &[(1, 0.0)]), 1.0);
         assert!((bound(&[(1, 0.0)], &many) / 2f64.powi(-64) - 1.0).abs() < 1e-12);

@@ -1,14 +1,14 @@
-//! Differences of keys in natural-log units, and what they weigh, each rounded to a chosen side.
+//! Differences of keys in natural-log units, and their weights, each rounded to a chosen side.
 
 use crate::numerics::certified_sums;
 use crate::numerics::double_double::{DoubleDouble, ln_ratio, split, two_sum};
 use crate::rows::{WeightKind, WideScores};
 
-/// How the keys of a row become gaps and weights.
+/// Rule from the keys of a row to gaps and weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measure {
     pub(super) weight_kind: WeightKind,
-    /// How far a stored key may be from the real score, natural-log units.
+    /// Bound on the distance of a stored key from the real score, in natural-log units.
     pub(super) error: f64,
 }
 
@@ -18,7 +18,7 @@ impl From<WideScores> for Measure {
     }
 }
 
-/// What lies further below the reference weighs less than this: e^-708 < 2^-1021.
+/// Bound on the weight of anything further below the reference: e^-708 < 2^-1021.
 const FLUSH: f64 = 2.0 * f64::MIN_POSITIVE;
 /// More than the relative error of `certified_sums::exp` (2^-50) and the rounding of the product with it.
 const EXP_DOUBT: f64 = 1.0 / (1u64 << 49) as f64;
@@ -26,11 +26,11 @@ const EXP_DOUBT: f64 = 1.0 / (1u64 << 49) as f64;
 const SMALL: f64 = 1e-280;
 
 impl Measure {
-    /// Scores in natural-log units, as they are.
+    /// Unchanged scores in natural-log units.
     pub(super) const LOGITS: Measure =
         Measure { weight_kind: WeightKind::Exp { scale: 1.0 }, error: 0.0 };
 
-    /// The real gap between two stored keys, `high >= low`, is not below this.
+    /// Returns a lower bound of the real gap between two stored keys, `high >= low`.
     pub(super) fn gap_down(&self, high: f64, low: f64) -> f64 {
         if high == low {
             return 0.0;
@@ -51,7 +51,7 @@ impl Measure {
         }
     }
 
-    /// The real gap between two stored keys, `high >= low`, is not above this.
+    /// Returns an upper bound of the real gap between two stored keys, `high >= low`.
     fn gap_up(&self, high: f64, low: f64) -> f64 {
         if high == low {
             return 0.0;
@@ -68,7 +68,7 @@ impl Measure {
         }
     }
 
-    /// What an entry at `level` weighs at most, relative to one at `reference >= level`.
+    /// Returns an upper bound on the weight of an entry at `level`, relative to one at `reference >= level`.
     pub(super) fn weight_up(&self, reference: f64, level: f64) -> f64 {
         if self.weight_kind == WeightKind::Weight {
             return level;
@@ -81,7 +81,7 @@ impl Measure {
         if weight > 0.0 { weight * (1.0 + EXP_DOUBT) } else { FLUSH }
     }
 
-    /// What an entry at `level` weighs at least, relative to one at `reference >= level`.
+    /// Returns a lower bound on the weight of an entry at `level`, relative to one at `reference >= level`.
     pub(super) fn weight_down(&self, reference: f64, level: f64) -> f64 {
         if self.weight_kind == WeightKind::Weight {
             return level;
@@ -90,13 +90,13 @@ impl Measure {
         if gap == 0.0 { 1.0 } else { certified_sums::exp(-gap) * (1.0 - EXP_DOUBT) }
     }
 
-    /// By how much the ratio of two weights may grow because stored keys are not the real scores.
+    /// Returns the factor by which the ratio of two weights may grow because stored keys differ from the real scores.
     pub(super) fn inflation(&self) -> f64 {
         if self.error == 0.0 { 1.0 } else { (2.0 * self.error).exp() * (1.0 + 64.0 * f64::EPSILON) }
     }
 }
 
-/// `ln(high / low)` of positive numbers.
+/// Returns `ln(high / low)` of positive numbers.
 fn ln_gap(high: f64, low: f64) -> DoubleDouble {
     let ((a, above), (b, below)) = (split(high), split(low));
     ln_ratio(DoubleDouble::from(a), DoubleDouble::from(b), above - below)

@@ -9,26 +9,26 @@ use crate::rows::Scores;
 use crate::runtime::ambient::asked;
 use crate::runtime::memory::check_memory;
 
-/// Where sorted rows are cut, beside the cut at k.
+/// Cuts of sorted rows, beside the cut at k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cuts<'a> {
-    /// After so many of the best keys: strictly increasing, strictly between 0 and n, without k. Those above k cut the tail,
-    /// those below it the head; none at all is the single gap.
+    /// Cuts after these numbers of best keys: strictly increasing, strictly between 0 and n, without k. Those above k
+    /// cut the tail, those below it the head. No cuts give the single gap.
     At(&'a [i64]),
-    /// The best places for at most so many cuts, tail and head together; one per key is exact.
+    /// Best places for at most that many cuts, in tail and head together; one per key is exact.
     Best(usize),
 }
 
-/// Cuts times keys of a row: what the search for the best cuts may remember.
+/// Most cuts times keys of a row that the search for the best cuts may store.
 const MOST: usize = 1 << 27;
 
-/// An upper bound of the tail mass of the top k of every row, from the scores at a few ranks. Shape (rows,).
+/// Returns an upper bound of the tail mass of the top k of every row, from the scores at a few ranks. Shape (rows,).
 ///
-/// With cuts `k = b_0 < b_1 < ... < b_B = n` the tail weighs at most `sum_r (b_{r+1} - b_r) e^{s_(b_r + 1)}`, and the head, cut
-/// likewise from below, at least the sum of size times smallest member. `k` as in [`score_gap`](super::score_gap). The best
-/// cuts are found by dynamic programming in O(n cuts), exactly up to the rounding of f64, and then bounded like any others.
-/// Source: arXiv 2512.07647, the multi-gap bound.
+/// With cuts `k = b_0 < b_1 < ... < b_B = n` the tail weighs at most `sum_r (b_{r+1} - b_r) e^{s_(b_r + 1)}`. The head,
+/// cut likewise, weighs at least the sum of size times smallest member. `k` as in [`score_gap`](super::score_gap). The
+/// best cuts are found by dynamic programming in O(n cuts), exact up to the rounding of f64, and then bounded like any
+/// others. Source: arXiv 2512.07647, the multi-gap bound.
 ///
 /// ```
 /// use certk_rs::{Scores, bounds::{Cuts, multi_gap, single_gap}};
@@ -42,7 +42,7 @@ const MOST: usize = 1 << 27;
 ///
 /// # Errors
 /// [`Error::Cut`], [`Error::KeptCount`], [`Error::Length`], [`Error::Option`] if there are too many cuts to search for,
-/// whatever is wrong with the scores.
+/// and the error of an invalid score.
 pub fn multi_gap(scores: &Scores<'_>, k: &[i64], cuts: Cuts<'_>) -> Result<Vec<f64>, Error> {
     let k = scores.per_row("k", k)?;
     judge(scores, cuts)?;
@@ -68,7 +68,7 @@ pub fn multi_gap(scores: &Scores<'_>, k: &[i64], cuts: Cuts<'_>) -> Result<Vec<f
     })
 }
 
-/// The cuts that [`Cuts::Best`] chooses, ascending: at most `most` per row, without k.
+/// Returns the cuts of [`Cuts::Best`], ascending: at most `most` per row, without k.
 ///
 /// ```
 /// use certk_rs::{Scores, bounds::{Cuts, best_cuts, multi_gap}};
@@ -97,14 +97,14 @@ pub fn best_cuts(scores: &Scores<'_>, k: &[i64], most: usize) -> Result<Vec<Vec<
     })
 }
 
-/// Asks for what the search for the best cuts of a row holds: weights, an envelope of lines, which grows by doubling, and of
-/// each number of cuts a cost and a cut per key, on either side.
+/// Checks the memory for the search of a row's best cuts. It holds weights, an envelope of lines that grows by
+/// doubling, and on either side a cost and a cut per key and number of cuts.
 pub(super) fn ask(n: usize, most: usize) -> Result<(), Error> {
     let layers = most.min(n).saturating_add(1);
     check_memory("scores", n.saturating_add(2), layers.saturating_mul(16).saturating_add(64))
 }
 
-/// Judges what does not depend on a row.
+/// Checks everything that does not depend on a row.
 pub(super) fn judge(scores: &Scores<'_>, cuts: Cuts<'_>) -> Result<(), Error> {
     match cuts {
         Cuts::At(cuts) => {
@@ -136,7 +136,7 @@ pub(super) fn judge(scores: &Scores<'_>, cuts: Cuts<'_>) -> Result<(), Error> {
     }
 }
 
-/// Judges increasing positive cuts against a row.
+/// Checks increasing positive cuts against a row.
 fn fit(cuts: &[i64], row: &VisibleRow<'_>, kept: usize) -> Result<(), Error> {
     let n = row.keys.len();
     for (position, &value) in cuts.iter().enumerate() {
@@ -152,7 +152,7 @@ fn fit(cuts: &[i64], row: &VisibleRow<'_>, kept: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// The bound with given cuts, 0 < kept < n, of keys sorted best first.
+/// Returns the bound with given cuts, 0 < kept < n, of keys sorted best first.
 pub(super) fn bound(measure: Measure, keys: &[f64], kept: usize, cuts: &[usize]) -> f64 {
     let inside = cuts.partition_point(|&cut| cut < kept);
     let (head, tail) = cuts.split_at(inside);
@@ -166,14 +166,14 @@ pub(super) fn bound(measure: Measure, keys: &[f64], kept: usize, cuts: &[usize])
     levels::tail_mass(measure, tail, head)
 }
 
-/// The bound with the best cuts, 0 < kept < n, of keys sorted best first.
+/// Returns the bound with the best cuts, 0 < kept < n, of keys sorted best first.
 pub(super) fn least(measure: Measure, keys: &[f64], kept: usize, most: usize) -> f64 {
     let cuts = best(measure, keys, kept, most);
-    // Where weights underflow beside the largest, the single gap may still say more.
+    // Where weights underflow beside the largest, the single gap may be sharper.
     bound(measure, keys, kept, &cuts).min(bound(measure, keys, kept, &[]))
 }
 
-/// The best cuts of keys sorted best first, 0 < kept < n.
+/// Returns the best cuts of keys sorted best first, 0 < kept < n.
 pub(super) fn best(measure: Measure, keys: &[f64], kept: usize, most: usize) -> Vec<usize> {
     let weigh = |keys: &[f64]| -> Vec<f64> {
         let mut weights: Vec<f64> =
@@ -181,7 +181,7 @@ pub(super) fn best(measure: Measure, keys: &[f64], kept: usize, most: usize) -> 
         weights.resize(keys.len(), 0.0);
         weights
     };
-    // Each side relative to its own best: a common factor of all ratios does not matter.
+    // Each side relative to its own best: a common factor of all ratios has no effect.
     let tails = of_tails(&weigh(&keys[kept..]), most, true);
     let heads = of_heads(&weigh(&keys[..kept]), most, true);
     let tail: Vec<f64> = tails.costs.iter().map(|costs| costs[0]).collect();

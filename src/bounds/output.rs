@@ -1,9 +1,9 @@
-//! What dropping keys does to the output of attention: upper bounds on the Euclidean norm of `Attn - Attn_S`.
+//! Upper bounds on the output error of attention after keys are dropped: the Euclidean norm of `Attn - Attn_S`.
 //!
-//! `Attn` is the softmax-weighted mean of the values, `Attn_S` that over the kept keys, renormalised; if nothing is kept it is the
-//! zero vector by convention, and the tail mass is 1. Bounds hold for the real numbers that the stored scores and values
-//! are: rounding is inside. The forms are those of section 3 of the theory: the identity `tau |mu_T - mu_S|`, the head-tail
-//! diameter, a ball around all values, a spectral form and a variance form. See `row` for each.
+//! `Attn` is the softmax-weighted mean of the values, `Attn_S` that over the kept keys, renormalised. If nothing is
+//! kept, `Attn_S` is the zero vector by convention, and the tail mass is 1. Bounds hold for the real numbers that are
+//! stored: rounding is included. The forms are those of section 3 of the theory: the identity `tau |mu_T - mu_S|`, the
+//! head-tail diameter, a ball around all values, a spectral form and a variance form. See `row` for each.
 
 mod cloud;
 mod prefix;
@@ -27,20 +27,20 @@ use row::{Bounds, Parted, Weighed};
 
 /// Multiplications per portion, between two checks for an interrupt.
 const PORTION: usize = 1 << 28;
-/// Components of values that are held in f64 at a time, if one head has fewer.
+/// Components of values held in f64 at a time, if one head has fewer.
 const HELD: usize = 1 << 25;
-/// Less work than that is not shared over threads.
+/// Work below which one thread is used.
 const SERIAL: usize = 1 << 17;
-/// Bytes of a key in the two sides of a row: positions, which grow by doubling, and weights.
+/// Bytes per key in the two sides of a row: positions, which grow by doubling, and weights.
 const SIDES: usize = 24;
-/// Bytes of a key in the search for a prefix: a ranking that grows by doubling, ranks, weights, masses and errors.
+/// Bytes per key in the search for a prefix: a ranking that grows by doubling, ranks, weights, masses and errors.
 const PREFIXES: usize = 64;
-/// Bytes of a row in the answers.
+/// Bytes per row of the result.
 const ROW: usize = 64;
-/// What a row counts at least: what is found of it waits for the rest of the portion.
+/// Least cost of a row: its result waits for the rest of the portion.
 const LEAST: usize = 1 << 10;
 
-/// A bound on the output error, by its name.
+/// Name of a bound on the output error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -74,9 +74,10 @@ names! { OutputBound, "bound", "use \"exact\", \"diameter\", \"ball\", \"spectra
 pub struct OutputError {
     /// The error itself, rounded up.
     pub exact: Vec<f64>,
-    /// tau times the largest distance of a kept from a dropped value, or, for large sets, of a dropped value from `Attn_S`.
+    /// tau times the largest distance of a kept from a dropped value, or, for large sets, of a dropped value from
+    /// `Attn_S`.
     pub diameter: Vec<f64>,
-    /// Which of the two: whether all pairs were looked at.
+    /// `true` where `diameter` is over all pairs.
     pub farthest_pair: Vec<bool>,
     /// `tau (|c - Attn_S| + r)` for a ball (c, r) around the values of all keys that any row of the head sees.
     pub ball: Vec<f64>,
@@ -86,7 +87,7 @@ pub struct OutputError {
     pub variance: Vec<f64>,
     /// The smallest of the five.
     pub best: Vec<f64>,
-    /// Its name, the first of equals.
+    /// Name of the smallest bound, the first of equals.
     pub which: Vec<OutputBound>,
     /// `2 C tau` with C the longest value that the row sees.
     pub norm: Vec<f64>,
@@ -94,53 +95,53 @@ pub struct OutputError {
     pub chi_square: Vec<f64>,
 }
 
-/// The shortest prefixes whose output error is within a budget.
+/// Shortest prefixes whose output error is within a budget.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct OutputSelection {
-    /// Row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
+    /// Offsets into `indices`: row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
     pub indptr: Vec<i64>,
     /// Positions within the rows, ascending.
     pub indices: Vec<u32>,
-    /// The real `|Attn - Attn_S|` of each row is at most this, which is at most the budget.
+    /// Upper bound on the real `|Attn - Attn_S|` of each row, at most the budget.
     pub error_upper: Vec<f64>,
-    /// The real tail mass of each row is at most this.
+    /// Upper bound on the real tail mass of each row.
     pub tail_mass_upper: Vec<f64>,
-    /// The real tail mass of each row is at least this.
+    /// Lower bound on the real tail mass of each row.
     pub tail_mass_lower: Vec<f64>,
-    /// Whether every shorter prefix of the ranking provably exceeds the budget.
+    /// `true` where every shorter prefix of the ranking provably exceeds the budget.
     pub minimal: Vec<bool>,
 }
 
 impl OutputSelection {
-    /// The kept positions of a row, ascending.
+    /// Returns the kept positions of a row, ascending.
     ///
     /// # Panics
-    /// If there is no such row.
+    /// If `row` is out of range.
     pub fn row(&self, row: usize) -> &[u32] {
         let at = |row: usize| self.indptr[row].unsigned_abs() as usize;
         &self.indices[at(row)..at(row + 1)]
     }
 }
 
-/// How the error of an output is to be bounded.
+/// Options of [`output_error`] and [`select_output`].
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct OutputOptions {
-    /// How many threads; `None` for all available. Results do not depend on it.
+    /// Number of threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }
 
 builders_of_defaults! { OutputOptions {
-    /// How many threads; `None` for all available.
+    /// Sets the number of threads; `None` for all available.
     threads(threads: impl Into<Option<usize>>) = threads.into();
 } }
 
-/// Bounds the Euclidean norm of what each row's output loses when only the kept keys are attended to.
+/// Bounds the Euclidean norm of the error of each row's output when only the kept keys are attended to.
 ///
-/// `values` are matched with the rows as [`Values`] says. A row that drops nothing, or sees nothing, has bounds 0. If nothing is
-/// kept, `Attn_S` is the zero vector.
+/// `values` are matched with the rows as in [`Values`]. A row that drops nothing, or sees nothing, has bounds 0. If
+/// nothing is kept, `Attn_S` is the zero vector.
 ///
 /// ```
 /// use certk_rs::{OutputOptions, Keep, Scores, Values, output_error};
@@ -155,8 +156,8 @@ builders_of_defaults! { OutputOptions {
 /// ```
 ///
 /// # Errors
-/// Whatever is wrong with the scores, the values (not finite at a key that some row sees, a shape that does not fit) or the
-/// kept set, by variant.
+/// The [`Error`] for invalid scores, values (not finite at a key that some row sees, or of a shape that does not fit)
+/// or kept sets, for too little memory, or for a call that was ended.
 pub fn output_error(
     scores: &Scores<'_>,
     values: &Values<'_>,
@@ -164,7 +165,7 @@ pub fn output_error(
     options: &OutputOptions,
 ) -> Result<OutputError, Error> {
     let threads = options.threads;
-    // Bounds are compared below, and a caller that flushes subnormal numbers to zero would find 0 the best.
+    // Bounds are compared below; a caller that flushes subnormal numbers to zero would find 0 the best.
     let _modes = threads::default_floats();
     keep.check(scores)?;
     // The sum of outer products of a head's values, and a few more such matrices.
@@ -217,12 +218,12 @@ impl OutputError {
     }
 }
 
-/// Keeps, in each row, the fewest of the best keys whose output error is proven to be at most `out_tol`, in the units of the
-/// values: one budget per row, or one for all. At least one key is kept where there is one.
+/// Keeps, in each row, the fewest of the best keys whose output error is proven to be at most `out_tol`. The budget is
+/// in the units of the values, one per row or one for all. At least one key is kept in a row that has one.
 ///
-/// The error is not monotone in the number of keys, so a longer prefix may exceed the budget that this one meets. Where rounding
-/// leaves many shorter prefixes of a long row open, only the first of them are certified one by one (at least eight, and as
-/// many as 2^22 components hold); `minimal` is then false.
+/// The error is not monotone in the number of keys, so a longer prefix may exceed the budget that this one meets. In a
+/// long row, rounding may leave many shorter prefixes open. Then only the first of them are certified one by one (at
+/// least eight, and as many as 2^22 components hold), and `minimal` is `false`.
 ///
 /// ```
 /// use certk_rs::{OutputOptions, Scores, Values, select_output};
@@ -265,7 +266,7 @@ pub fn select_output(
     Ok(all)
 }
 
-/// Centres the values head by head, prepares them, and maps the rows of each head; results in the order of the rows.
+/// Centres the values head by head, prepares them, and maps the rows of each head. Results are in row order.
 fn by_head<P: Send + Sync, R: Send + Clone + Default>(
     scores: &Scores<'_>,
     values: &Values<'_>,
@@ -273,7 +274,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
     prepare: impl Fn(Cloud) -> P + Sync + Send,
     work: impl Fn(&P, usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
-    // Of each row what is found, its number and its task; positions kept are counted row by row.
+    // Per row its result, its number and its task; kept positions are counted row by row.
     let row = size_of::<R>() + size_of::<(&P, usize)>() + 32;
     check_memory("scores", scores.rows(), row.saturating_add(ROW))?;
     let served = values.rows_by_head(scores)?;
@@ -311,7 +312,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
     Ok(results)
 }
 
-/// The values of one head, around the mean of those that any of its rows sees.
+/// Returns the values of one head, around the mean of those that any of its rows sees.
 fn cloud(
     scores: &Scores<'_>,
     values: &Values<'_>,
@@ -327,7 +328,7 @@ fn cloud(
     }
     let mut wide = Vec::new();
     values.widen(head, &seen, &mut wide)?;
-    // Their lengths, and a few vectors.
+    // Lengths of the points, and a few vectors.
     check_memory("values", seen.len().saturating_add(values.components().saturating_mul(8)), 8)?;
     Ok(Cloud::new(wide, seen, values.components()))
 }

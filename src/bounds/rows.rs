@@ -1,4 +1,4 @@
-//! Rows in, one answer per row out: reading, sharing out over threads, and naming places.
+//! Maps over rows: reading, distribution over threads, and places for errors.
 
 use super::measure::Measure;
 use crate::error::{Error, Place};
@@ -12,15 +12,15 @@ use crate::runtime::threads;
 /// Elements per task, and between two checks for an interrupt.
 const TASK: usize = 1 << 14;
 const PORTION: usize = 1 << 22;
-/// What a row counts at least: its answer waits for those of the portion.
+/// Least cost of a row in elements: its answer waits for the rest of the portion.
 const LEAST: usize = 64;
 
-/// The visible part of a row: what is masked is not in it.
+/// Visible part of a row, without masked entries.
 pub(super) struct VisibleRow<'a> {
     pub(super) scores: &'a Scores<'a>,
     pub(super) number: usize,
     pub(super) measure: Measure,
-    /// Larger is better; in the order of the row until somebody sorts them.
+    /// Keys, larger is better; in row order until they are sorted.
     pub(super) keys: Vec<f64>,
 }
 
@@ -29,7 +29,7 @@ impl VisibleRow<'_> {
         self.scores.place(self.number, None)
     }
 
-    /// How many keys are kept, judged: one number per row, or one for all.
+    /// Returns the number of kept keys, checked, from one number per row or one for all.
     pub(super) fn kept(&self, kept: PerRow<'_, i64>) -> Result<usize, Error> {
         let value = kept.of(self.number);
         let n = self.keys.len();
@@ -39,14 +39,14 @@ impl VisibleRow<'_> {
         }
     }
 
-    /// The keys, best first; in any order once the call shall end.
+    /// Sorts the keys, best first, and returns them; the order is arbitrary if the call is to end.
     pub(super) fn sorted(&mut self) -> &[f64] {
         sorting::sort(&mut self.keys, |a, b| b.total_cmp(a));
         &self.keys
     }
 }
 
-/// Answers for every row, in order. The same for any number of threads.
+/// Returns an answer for every row, in order. The same for any number of threads.
 pub(super) fn map_rows<R: Send>(
     scores: &Scores<'_>,
     work: impl Fn(VisibleRow<'_>) -> Result<R, Error> + Sync + Send,
@@ -64,7 +64,7 @@ pub(super) fn map_rows<R: Send>(
     in_portions(threads, rows, n, one)
 }
 
-/// Maps a range of equal pieces of work of size `n`, in portions between which it is asked whether to go on.
+/// Maps a range of equal pieces of work of size `n`, in portions, with a check for an interrupt after each.
 pub(super) fn in_portions<R: Send>(
     threads: usize,
     count: usize,
@@ -78,7 +78,7 @@ pub(super) fn in_portions<R: Send>(
     Ok(answers)
 }
 
-/// Maps the entries of an array of this shape; `work` is given a way to name the place.
+/// Maps the entries of an array of this shape; `work` gets a function for the entry's place.
 pub(super) fn each<R>(
     shape: &[usize],
     work: impl Fn(usize, &dyn Fn() -> Place) -> Result<R, Error>,

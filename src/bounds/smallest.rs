@@ -1,4 +1,4 @@
-//! The smallest k that a bound certifies, so that bounds can be compared on the same rows.
+//! Smallest k that a bound certifies, for comparing bounds on the same rows.
 
 use super::cuts::{best_split, of_heads, of_tails};
 use super::gap::{from_gap, required_gap};
@@ -10,33 +10,34 @@ use crate::rows::Scores;
 use crate::runtime::ambient::{asked, pieces};
 use crate::runtime::threads;
 
-/// Which bound has to certify the budget.
+/// Bound that has to certify the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GapRule {
     /// [`single_gap`](super::single_gap).
     SingleGap,
-    /// [`multi_gap`](super::multi_gap()) with the best cuts, at most so many.
+    /// [`multi_gap`](super::multi_gap()) with the best cuts, at most `cuts`.
     MultiGap {
-        /// Cuts in tail and head together.
+        /// Most cuts, in tail and head together.
         cuts: usize,
     },
-    /// The largest score and all that lie less than `max(0, ln[(n - 1)(1 - eps) / eps])` below it: needs no exponential.
+    /// The largest score and all within `max(0, ln[(n - 1)(1 - eps) / eps])` below it. Needs no exponential.
     Threshold,
 }
 
-/// By how much the least ratio that the search for cuts finds may exceed the rigorous bound with the best ones, relatively:
-/// it compares sums of n terms, once per cut.
+/// Returns a bound on the relative excess of the least ratio found by the search for cuts over the rigorous bound with
+/// the best cuts. The search compares sums of n terms, once per cut.
 fn near(n: usize, most: usize) -> f64 {
     1e-10 + 8.0 * f64::EPSILON * n as f64 * (most.min(n) + 1) as f64
 }
 
-/// The smallest k whose top k a rule certifies for the budget of the row, in natural order of k. Shape (rows,).
+/// Returns the smallest k whose top k a rule certifies for the budget of the row, in natural order of k. Shape (rows,).
 ///
-/// `eps` holds one budget per row, or one for all, in [0, 1). A row without unmasked entries gives 0, any other at least 1.
-/// Every answer is sound: the tail mass of the top k is at most `eps` in real arithmetic, so none is below the k of
-/// [`select`](crate::select()) with `prove_minimal`, unless that one could not use the last 1e-12 of the budget. Below budgets of
-/// some 1e-300, where weights underflow, the multi-gap rule may miss the smallest k that it would certify.
+/// `eps` holds one budget per row, or one for all, in [0, 1). A row without unmasked entries gives 0, any other at
+/// least 1. Every answer is sound: the tail mass of the top k is at most `eps` in real arithmetic. So no answer is
+/// below the k of [`select`](crate::select()) with `prove_minimal`, unless that one could not use the last 1e-12 of the
+/// budget. Below budgets of some 1e-300, where weights underflow, the multi-gap rule may miss the smallest k that it
+/// would certify.
 ///
 /// ```
 /// use certk_rs::{Options, Scores, bounds::{GapRule, smallest_k}, select};
@@ -50,7 +51,7 @@ fn near(n: usize, most: usize) -> f64 {
 /// ```
 ///
 /// # Errors
-/// [`Error::Eps`], [`Error::Length`], [`Error::Option`] for too many cuts, whatever is wrong with the scores.
+/// [`Error::Eps`], [`Error::Length`], [`Error::Option`] for too many cuts, and the error of an invalid score.
 pub fn smallest_k(scores: &Scores<'_>, eps: &[f64], rule: GapRule) -> Result<Vec<i64>, Error> {
     let _modes = threads::default_floats();
     let eps = scores.budgets(eps)?;
@@ -76,7 +77,7 @@ pub fn smallest_k(scores: &Scores<'_>, eps: &[f64], rule: GapRule) -> Result<Vec
     })
 }
 
-/// How many keys the threshold keeps: one that is dropped is proven to lie far enough below the largest.
+/// Returns the number of keys that the threshold keeps. A dropped key is proven to lie far enough below the largest.
 fn within(measure: Measure, keys: &[f64], eps: f64) -> Result<usize, Error> {
     let needed = required_gap(keys.len() as u64, 1, eps)?.max(0.0) + 2.0 * measure.error;
     let needed = if measure.error == 0.0 { needed } else { needed.next_up() };

@@ -1,15 +1,15 @@
-//! What a caller can do about an error.
+//! Classes of errors, by the caller's remedy.
 
-/// What a caller can do about an error.
+/// Class of an error, by the caller's remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorClass {
-    /// The input is wrong, and stays so: repair it.
+    /// The input is wrong and stays wrong: repair it.
     Input,
-    /// There is not enough memory: try later, or with less.
+    /// Memory is short: try later, or with less.
     Resource,
     /// The caller ended the call.
     Cancelled,
-    /// Reading or writing failed: see to the disk or the connection.
+    /// Reading or writing failed: check the disk or the connection.
     File,
 }

@@ -1,8 +1,8 @@
-//! Places and numbers, as messages show them.
+//! Places and numbers, as error messages print them.
 
 use std::fmt;
 
-/// A place in an array: the full multi-index, printed as `[1, 0, 17]`; nothing where there is only one.
+/// Full multi-index of a place in an array. Prints as `[1, 0, 17]`, or as nothing where there is only one place.
 ///
 /// ```
 /// use certk_rs::Place;
@@ -19,7 +19,7 @@ impl From<Vec<usize>> for Place {
     }
 }
 
-/// A number in a message: very large and very small ones with an exponent, not with hundreds of zeros.
+/// Number that prints very large and very small values with an exponent, not with hundreds of zeros.
 pub(super) struct Plain(pub(super) f64);
 
 impl fmt::Display for Plain {
@@ -34,7 +34,7 @@ impl fmt::Display for Plain {
 }
 
 impl Place {
-    /// Entry number `flat` of an array in C order.
+    /// Returns the place of entry number `flat` of an array in C order.
     pub fn unravel(shape: &[usize], flat: usize) -> Self {
         let (mut index, mut rest) = (vec![0; shape.len()], flat);
         for (i, &len) in index.iter_mut().zip(shape).rev() {
@@ -44,7 +44,7 @@ impl Place {
         Place(index)
     }
 
-    /// The place as a row: `row [1, 0]`, or `the row` where there is only one.
+    /// Returns the place as a row: `row [1, 0]`, or `the row` where there is only one.
     pub(crate) fn row(&self) -> String {
         if self.0.is_empty() { "the row".into() } else { format!("row {self}") }
     }

@@ -31,7 +31,7 @@ use crate::numerics::sorting;
 use crate::runtime::ambient::{self, asked, asked_each};
 use crate::runtime::reused::Reused;
 
-/// What the open keys weigh, relative to a top.
+/// Mass of the open keys, relative to a top.
 #[derive(Clone, Copy)]
 struct Open {
     upper: f64,
@@ -51,7 +51,7 @@ pub(crate) struct BestFirst<'a, E> {
     /// Unless cells alone are asked for.
     pub(crate) prepared: Option<&'a Prepared>,
     pub(crate) row_visibility: RowVisibility<'a>,
-    /// How many keys that are.
+    /// Number of those keys.
     pub(crate) seen: usize,
     pub(crate) rule: Rule,
     pub(crate) eps: f64,
@@ -109,12 +109,12 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         keys.filter(|&key| self.row_visibility.sees(key)).map(|key| key as u32)
     }
 
-    /// What codes leave out of all scores.
+    /// Returns the offset that codes omit from all scores.
     fn offset(&self) -> f64 {
         self.prepared.map_or(0.0, |prepared| prepared.offset)
     }
 
-    /// How far an exact score may be off, a sum or difference with it included.
+    /// Returns a bound on the error of an exact score, with a sum or difference.
     fn doubt(&self) -> f64 {
         1.25 * self.query.error
     }
@@ -220,7 +220,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         !keys.is_empty()
     }
 
-    /// What is open, relative to a top.
+    /// Returns the mass of the open keys, relative to a top.
     fn open(&self, units: &[Unit], scores: &[f32], top: f64) -> Result<Open, Error> {
         ambient::check()?;
         if units.is_empty() {
@@ -247,7 +247,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         Ok(Open { upper: if upper.is_nan() { f64::INFINITY } else { upper }, lower, bound })
     }
 
-    /// What units weigh together by one end of their bounds, relative to a top; what is flushed is added.
+    /// Returns the mass of units by one end of their bounds, relative to a top, with an allowance for flushed weights.
     fn each(&self, units: &[Unit], end: fn(&Unit) -> f64, top: f64) -> f64 {
         let most = units[0].count.max(units[units.len() - 1].count);
         let whole: Reused<f64> = units.iter().filter(|unit| unit.count == most).map(end).collect();
@@ -397,7 +397,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         shift
     }
 
-    /// What is open weighs about that at most.
+    /// Returns the approximate upper bound of the open mass.
     fn suffix(&self, sum: &Suffix) -> f64 {
         let Some(prepared) = self.prepared else { return sum.each };
         sum.each.min(prepared.code_error.mass_upper(&sum.codes))

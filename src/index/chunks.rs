@@ -21,12 +21,12 @@ pub(super) const OPEN: usize = 2048;
 /// Bytes of codes in a chunk, about: from so many on the system backs them with large pages.
 const FULL: usize = 1 << 22;
 
-/// What is known of each of some keys, in whole groups.
+/// Data of some keys, in whole groups.
 #[derive(Debug, Clone, Default)]
 struct Chunk {
     /// Bytes, sixteen keys to a block; a block is one line of 64 bytes for every four dimensions.
     lines: Vec<u8>,
-    /// What each key's codes are to be multiplied by.
+    /// Factor of each key's codes.
     scales: Vec<bf16>,
     /// An upper bound of the norm of what each code loses.
     radii: Vec<bf16>,
@@ -76,7 +76,7 @@ pub(crate) struct Room {
     more: Vec<(Chunk, usize)>,
 }
 
-/// Where codes are written.
+/// Destination of codes.
 pub(super) struct Out<'a> {
     pub(super) lines: &'a mut [u8],
     pub(super) scales: &'a mut [bf16],
@@ -117,7 +117,7 @@ impl Chunk {
 }
 
 impl Piece<'_> {
-    /// What of it counts.
+    /// Returns the used part.
     fn part(&self, block: usize) -> Part<'_> {
         let part = match &self.stored {
             Stored::Lent(part) => *part,
@@ -228,7 +228,7 @@ impl<'a> Chunks<'a> {
         self.parts().flat_map(|part| part.uncoded.iter().copied())
     }
 
-    /// How many those are.
+    /// Returns the number of keys without a code.
     pub(super) fn bare(&self) -> usize {
         self.bare
     }

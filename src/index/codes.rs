@@ -37,7 +37,7 @@ pub(crate) struct Codes<'a> {
     gram: Gram<'a>,
     /// The largest loss that still gets a code.
     spared: f64,
-    /// How much of the Gram form is of keys that are gone, at least.
+    /// Lower bound on the part of the Gram form of removed keys.
     stale: f64,
     /// The largest absolute entry of any key.
     largest: f32,
@@ -45,7 +45,7 @@ pub(crate) struct Codes<'a> {
 }
 
 impl PartialEq for Codes<'_> {
-    /// How much is of keys that are gone does not count: it is known more or less well.
+    /// Ignores `stale`, which is only a bound.
     fn eq(&self, other: &Self) -> bool {
         let Codes { dim, n, frame, chunks, gram, spared, stale: _, largest, fingerprint } = self;
         (dim, n, spared, largest) == (&other.dim, &other.n, &other.spared, &other.largest)
@@ -162,7 +162,7 @@ impl Codes<'_> {
         self.chunks.make_room(count > 0 && !self.n.is_multiple_of(LANES), groups)
     }
 
-    /// How many sums there are at once while keys are encoded, beside the index's own.
+    /// Returns the number of sums held while keys are encoded, beside the index's own.
     pub(crate) fn together(threads: usize) -> usize {
         Self::wave(threads) + 2
     }
@@ -318,7 +318,7 @@ impl Codes<'_> {
         radii.take(self.n).map(|radius| f64::from(*radius))
     }
 
-    /// What is remembered of the keys themselves.
+    /// Returns the fingerprint of the keys.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
@@ -376,7 +376,7 @@ impl Codes<'_> {
     }
 }
 
-/// Why keys were not appended.
+/// Reason why keys were not appended.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Refused {
     /// A key's entry is not finite; it is the first.

@@ -1,4 +1,4 @@
-//! What codes stand for, as numbers again.
+//! Decoding of codes.
 
 use half::bf16;
 
@@ -28,7 +28,7 @@ impl Codes<'_> {
         Ok(moments)
     }
 
-    /// What codes stand for, a row for each key; no absolute entry is above what is returned.
+    /// Decodes keys, one per row, and returns an upper bound on their absolute entries.
     fn decode(&self, lines: &[u8], scales: &[bf16], rows: &mut [f32]) -> f32 {
         let (dim, width) = self.widths();
         let steps = dim.div_ceil(STEP);

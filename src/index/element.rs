@@ -1,4 +1,4 @@
-//! What keys may be stored in to be indexed.
+//! Types in which indexed keys may be stored.
 
 use half::{bf16, f16};
 

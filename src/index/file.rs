@@ -62,7 +62,7 @@ impl<'a> KeyIndex<'a> {
         writer.flush()
     }
 
-    /// How many bytes [`KeyIndex::write_to`] writes.
+    /// Returns the number of bytes that [`KeyIndex::write_to`] writes.
     ///
     /// ```
     /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
@@ -258,7 +258,7 @@ impl Codes<'_> {
     }
 }
 
-/// What was wrong with the index or stopped the call, or else with the file.
+/// Returns the error of the index or of a call that was ended, or else of the file.
 fn of_io(error: io::Error) -> Error {
     match error.downcast::<Error>() {
         Ok(error) => error,

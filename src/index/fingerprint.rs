@@ -1,8 +1,8 @@
-//! Whether keys are those that an index was built of.
+//! Fingerprints, to check that keys are those an index was built of.
 //!
-//! A sum over all keys of numbers that each depend on every bit of a key (XXH3) and on its position: keys may come in any
-//! portions and on any thread. That keys were changed by accident shows but for a chance of about 2^-128; it is no defence
-//! against somebody who wants two sets of keys to look alike.
+//! A fingerprint is a sum over all keys of numbers that each depend on every bit of a key (XXH3) and on its position,
+//! so keys may come in any portions and on any thread. An accidental change goes unnoticed with a chance of about
+//! 2^-128. It is no defence against deliberate collisions.
 
 use super::element::Coded;
 use crate::numerics::random::{GOLDEN, stirred};
@@ -15,7 +15,7 @@ fn scramble(bits: u64) -> u64 {
 
 const SALTS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 
-/// What is remembered of keys.
+/// Fingerprint of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Fingerprint(pub(crate) [u64; 2]);
 

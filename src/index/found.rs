@@ -1,9 +1,9 @@
-//! What a search finds for a row.
+//! Result of a search for a row.
 
 use crate::names::names;
 use crate::runtime::reused::Reused;
 
-/// Which way a row was answered.
+/// Method by which a row was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -11,7 +11,7 @@ use crate::runtime::reused::Reused;
 pub enum Rung {
     /// By codes alone: no key was scored exactly.
     Codes = 0,
-    /// Codes chose which keys to score exactly, and bounded the others.
+    /// Codes selected the keys to score exactly, and bounded the others.
     Rescored = 1,
     /// All visible keys were scored exactly.
     #[default]
@@ -24,14 +24,14 @@ names! { Rung, "rung", "use \"codes\", \"rescored\" or \"dense\"", {
     "dense" => Rung::Dense,
 } }
 
-/// What was found for a row.
+/// Result for a row.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Found {
     /// Positions kept, ascending.
     pub(crate) kept: Reused<u32>,
     /// Visible keys.
     pub(crate) visible: usize,
-    /// How many keys were scored exactly.
+    /// Number of keys scored exactly.
     pub(crate) scored: usize,
     pub(crate) upper: f64,
     pub(crate) lower: f64,

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::kernels::Frame;
 use crate::runtime::reused::Reused;
 
-/// How keys are moved before they are rounded, and queries with them.
+/// Transformation of keys before they are rounded, and of queries with them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct OwnFrame<'a> {
     pub(super) mean: Cow<'a, [f32]>,
@@ -14,7 +14,7 @@ pub(super) struct OwnFrame<'a> {
 }
 
 impl OwnFrame<'_> {
-    /// How many roundings of f32 an entry goes through.
+    /// Returns the number of f32 roundings of an entry.
     pub(super) fn moves(&self) -> usize {
         1 + self.block.trailing_zeros() as usize
     }

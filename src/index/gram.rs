@@ -1,4 +1,4 @@
-//! What many small errors of scores can do to a sum of weights, together.
+//! Bounds on the joint effect of many small errors of scores on a sum of weights.
 //!
 //! Let `e_i` be what the code of key i loses, and `G` the sum of `e_i e_i^T` over all keys with codes. For a query q the
 //! scores that codes give are off by `x_i = a q.e_i` and a rounding of at most `rho`, and `sum x_i^2 <= X^2 = a^2 q^T G q`
@@ -34,7 +34,7 @@ pub(crate) struct Gram<'a> {
     largest: f64,
     /// The largest norm of a coded key in the codes' frame, rounded up.
     norm: f64,
-    /// How many times something was added to the sums: each time is a rounding.
+    /// Number of additions to the sums: each is a rounding.
     additions: usize,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct CodeError {
     pub(crate) each: f64,
     /// Roundings of one score.
     pub(crate) rho: f64,
-    /// What the norm of a code's loss is to be multiplied by to bound the error of that key's score.
+    /// Factor from the norm of a code's error to a bound on the error of that key's score.
     pub(crate) slope: f64,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Sums {
 pub(super) const U: f64 = 1.0 / 16_777_216.0;
 /// Relative error of a weight and of sums of weights in f32 lanes, on either side (`mass` has less).
 const ETA: f64 = 256.0 * U;
-/// What a flushed weight may weigh.
+/// Largest weight of a flushed key.
 pub(super) const FLUSH: f64 = 2.350_988_701_644_575e-38;
 
 impl<'a> Gram<'a> {
@@ -160,7 +160,7 @@ impl Gram<'_> {
         self.norm = self.norm.max(other.norm);
     }
 
-    /// What the sums leave out, and the largest norm of a residual and of a coded key.
+    /// Returns the error of the sums, and the largest norm of a residual and of a coded key.
     pub(super) fn bounds(&self) -> (f64, f64, f64) {
         (self.lost, self.largest, self.norm)
     }
@@ -170,7 +170,7 @@ impl Gram<'_> {
         (&self.sums, self.additions)
     }
 
-    /// How far the scores of a query may be from what codes say.
+    /// Bounds the distance of the scores of a query from those by codes.
     ///
     /// `query` is in the codes' frame and exact but for f64 roundings, `unresolved` is the norm of what its 16-bit form leaves
     /// out, both to be multiplied by `factor`, which scores were computed with to within `slip`; moving a key into the frame
@@ -287,7 +287,7 @@ impl CodeError {
         self.mass_lower(sums).max(alone)
     }
 
-    /// Whether scores by codes say anything; then none of them has overflowed either.
+    /// Returns `true` if scores by codes are useful; then none of them has overflowed either.
     pub(crate) fn says_something(&self) -> bool {
         self.total.is_finite() && self.rho < 1.0
     }
@@ -297,7 +297,7 @@ impl CodeError {
         self.bound().mass_upper(sums)
     }
 
-    /// What bounds of many sets have in common.
+    /// Returns the part of bounds that many sets share.
     pub(super) fn bound(&self) -> MassBound {
         let CodeError { total, each, rho, .. } = *self;
         MassBound { total, each, growth: growth(each), factor: rho.exp() }
@@ -319,7 +319,7 @@ impl CodeError {
         if bound > 0.0 { bound } else { 0.0 }
     }
 
-    /// How far a single score may be from what its code says.
+    /// Returns a bound on the distance of a single score from that of its code.
     #[cfg(test)]
     pub(crate) fn reach(&self) -> f64 {
         (self.each + self.rho) * (1.0 + GRAM_ROUNDING)
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(code_error.mass_lower(&sums), 0.0);
     }
 
-    /// Where all weights and all errors are equal the inequalities become equalities, but for the growth of small errors.
+    /// With equal weights and equal errors the inequalities are equalities, apart from the growth of small errors.
     #[test]
     fn masses_of_errors_that_all_point_one_way() {
         for n in [1.0f64, 7.0, 1000.0] {

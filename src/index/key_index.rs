@@ -45,7 +45,7 @@ pub struct KeyIndex<'a> {
     pub(super) n: usize,
     pub(crate) dim: usize,
     pub(crate) heads: Vec<Codes<'a>>,
-    /// What the keys are stored in.
+    /// Storage type of the keys.
     stored: &'static str,
     /// Cells of each head, made when a search first asks for them.
     pub(super) cells: OnceLock<Arc<Vec<Cells>>>,
@@ -63,7 +63,7 @@ impl PartialEq for KeyIndex<'_> {
 /// Keys whose fingerprint is taken by one task.
 const PORTION: usize = 1 << 12;
 
-/// Whether so many entries of keys are worth several threads.
+/// Returns `true` if that many entries of keys are worth several threads.
 pub(super) fn worth_sharing(n: usize, dim: usize, heads: usize) -> bool {
     n.saturating_mul(dim).saturating_mul(heads) > 1 << 17
 }
@@ -252,9 +252,8 @@ impl<'a> KeyIndex<'a> {
         self.clone()
     }
 
-    /// Whether these are, bit for bit, the keys that the index was built of, by a fingerprint of 128 bits that was taken then.
-    /// It finds what was changed by accident; it is no defence against somebody who looks for two sets of keys that agree in
-    /// it.
+    /// Returns `true` if these are, bit for bit, the keys that the index was built of, by a fingerprint of 128 bits
+    /// taken then. It detects accidental changes; it is no defence against deliberate collisions.
     ///
     /// ```
     /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
@@ -370,7 +369,7 @@ impl<'a> KeyIndex<'a> {
         Ok(KeyIndex { batch: batch.to_vec(), n, dim, heads, stored, cells })
     }
 
-    /// What the keys are stored in: float32, float16 or bfloat16.
+    /// Returns the storage type of the keys: float32, float16 or bfloat16.
     ///
     /// ```
     /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
@@ -403,7 +402,7 @@ impl<'a> KeyIndex<'a> {
         self.n
     }
 
-    /// Whether there are no keys.
+    /// Returns `true` if there are no keys.
     ///
     /// ```
     /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};

@@ -21,7 +21,7 @@ impl Known {
     }
 }
 
-/// Which of two known keys is better: by score, equal ones by position.
+/// Orders two known keys: by score, then by position.
 fn better(known: &Known, a: usize, b: usize) -> Ordering {
     known.scores[b].total_cmp(&known.scores[a]).then_with(|| known.keys[a].cmp(&known.keys[b]))
 }

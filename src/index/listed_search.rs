@@ -8,11 +8,11 @@ use crate::kernels::{Above, EDGES, Element, Exp, LANES, Picked, Positions, Simd}
 use crate::numerics::certified_sums::{SplitSums, exp};
 use crate::runtime::memory::room;
 
-/// How close to the budget a threshold is looked for.
+/// Share of the budget at which the search for a threshold stops.
 const CLOSE: f64 = 0.985;
-/// How often it is looked for.
+/// Most searches for a threshold.
 pub(crate) const TRIES: usize = 4;
-/// How often a list that began too high is made anew.
+/// Number of times that a list with too high an edge is made anew.
 pub(crate) const MISSES: u32 = 3;
 /// Rounds of looking for it, each among so many edges.
 const ROUNDS: usize = 3;
@@ -25,7 +25,7 @@ pub(crate) struct ListedSearch<'a> {
     pub(crate) eps: f64,
     /// Keys with a code that it sees.
     pub(crate) coded: usize,
-    /// What the others weigh, relative to the largest score of the list.
+    /// Mass of the keys without a code, relative to the largest score of the list.
     pub(crate) uncoded_mass: f64,
 }
 
@@ -269,7 +269,7 @@ mod tests {
         data
     }
 
-    /// What is found for four rows, in words or bytes, together or alone: sets whose real tails are no larger than is said.
+    /// Sets found for four rows, in words or bytes, together or alone, have real tails within the reported bounds.
     #[test]
     fn tails_of_listed_rows_are_no_larger_than_is_said() {
         let simd = Simd::current().unwrap();
@@ -395,7 +395,7 @@ mod tests {
         }
     }
 
-    /// What codes of keys and bytes of a query lose is within what is said, for each key and for all together; and not by far.
+    /// The quantization errors of keys and of a query are within their bounds, per key and jointly, and the bounds are tight.
     #[test]
     fn what_bytes_of_a_query_lose() {
         let simd = Simd::current().unwrap();

@@ -14,7 +14,7 @@ pub(crate) struct Moments {
     lost: f64,
     /// The largest norm of what a code stands for, rounded up.
     largest: f64,
-    /// How many times something was added to the sums.
+    /// Number of additions to the sums.
     additions: usize,
 }
 
@@ -42,7 +42,8 @@ impl Moments {
         self.additions += 1;
     }
 
-    /// How far products of a vector with what all codes stand for may be from zero, times a factor: their Euclidean norm, and the largest.
+    /// Returns bounds on the products of a vector with all decoded keys, times a factor: their Euclidean norm, and the
+    /// largest.
     pub(super) fn along(&self, simd: Simd, vector: &[f64], factor: f64) -> (f64, f64) {
         let norm = norm(vector);
         self.off((form(simd, self.sums(), (vector, norm)), norm), factor)

@@ -1,9 +1,9 @@
-//! What may be asked of an index.
+//! Options of an index.
 
 use crate::builders::builders_of_defaults;
 use crate::names::names;
 
-/// How an index is built.
+/// Options of building an index.
 ///
 /// ```
 /// use certk_rs::IndexOptions;
@@ -14,14 +14,14 @@ use crate::names::names;
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct IndexOptions {
-    /// Whether keys are turned by a Hadamard matrix before they are rounded, which helps where few entries are large; `None`
-    /// decides for each head by a sample.
+    /// `Some(true)` to rotate keys by a Hadamard matrix before they are rounded, which helps if few entries are large;
+    /// `None` decides for each head by a sample.
     pub rotate: Option<bool>,
-    /// How many threads; `None` for all available. The index does not depend on it.
+    /// Number of threads; `None` for all available. The index does not depend on it.
     pub threads: Option<usize>,
 }
 
-/// What is asked of a search.
+/// Options of a search.
 ///
 /// ```
 /// use certk_rs::{Over, Rule, SearchOptions};
@@ -32,26 +32,26 @@ pub struct IndexOptions {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub struct SearchOptions<'a> {
-    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    /// Factor from products to scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     pub scale: Option<f64>,
-    /// What ends a search.
+    /// Rule that ends a search.
     pub rule: Rule,
-    /// What bounds the scores that are not computed.
+    /// Bounds on the scores that are not computed.
     pub over: Over,
-    /// The most keys of a row that are scored exactly. Where that is not enough, what was found until then is returned with
-    /// an interval that holds.
+    /// Largest number of keys of a row that are scored exactly. If it does not suffice, the partial result is returned
+    /// with an interval that holds.
     pub max_scored: Option<usize>,
-    /// Query i of m sees keys up to i + n - m.
+    /// Causal mask: query i of m sees keys up to i + n - m.
     pub causal: bool,
-    /// How many keys a row sees, from the first; one for all rows or one per row.
+    /// Number of keys that a row sees, from the first; one for all rows or one per row.
     pub lengths: Option<&'a [i64]>,
     /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
     pub mask: Option<(&'a [u8], &'a [usize])>,
-    /// How many threads; `None` for all available. Results do not depend on it.
+    /// Number of threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }
 
-/// How keys are weighed by their codes.
+/// Options of weighing keys by their codes.
 ///
 /// ```
 /// use certk_rs::RecallOptions;
@@ -61,54 +61,54 @@ pub struct SearchOptions<'a> {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub struct RecallOptions<'a> {
-    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    /// Factor from products to scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     pub scale: Option<f64>,
-    /// How many keys a row sees, from the first; one for all rows or one per row.
+    /// Number of keys that a row sees, from the first; one for all rows or one per row.
     pub lengths: Option<&'a [i64]>,
     /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
     pub mask: Option<(&'a [u8], &'a [usize])>,
-    /// How many threads; `None` for all available. Results do not depend on it.
+    /// Number of threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }
 
 builders_of_defaults! { IndexOptions {
-    /// Turns keys, or does not; `None` decides by a sample.
+    /// Rotates keys, or does not; `None` decides by a sample.
     rotate(rotate: impl Into<Option<bool>>) = rotate.into();
-    /// How many threads; `None` for all available.
+    /// Sets the number of threads; `None` for all available.
     threads(threads: impl Into<Option<usize>>) = threads.into();
 } }
 
 builders_of_defaults! { SearchOptions<'a> {
-    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    /// Sets the factor from products to scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     scale(scale: impl Into<Option<f64>>) = scale.into();
-    /// What ends a search.
+    /// Sets the rule that ends a search.
     rule(rule: Rule) = rule;
-    /// What bounds the scores that are not computed.
+    /// Sets the bounds on the scores that are not computed.
     over(over: Over) = over;
-    /// The most keys of a row that are scored exactly.
+    /// Limits the keys of a row that are scored exactly.
     max_scored(most: impl Into<Option<usize>>) = most.into();
-    /// Query i of m sees keys up to i + n - m.
+    /// Sets the causal mask: query i of m sees keys up to i + n - m.
     causal(causal: bool) = causal;
-    /// How many keys a row sees, from the first; one for all rows or one per row.
+    /// Sets the number of keys that a row sees, from the first; one for all rows or one per row.
     lengths(lengths: impl Into<Option<&'a [i64]>>) = lengths.into();
-    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
+    /// Masks keys by a byte per key and row, zero where it is masked; `strides` are those of the rows' axes in it.
     mask(mask: &'a [u8], strides: &'a [usize]) = Some((mask, strides));
-    /// How many threads; `None` for all available.
+    /// Sets the number of threads; `None` for all available.
     threads(threads: impl Into<Option<usize>>) = threads.into();
 } }
 
 builders_of_defaults! { RecallOptions<'a> {
-    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    /// Sets the factor from products to scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     scale(scale: impl Into<Option<f64>>) = scale.into();
-    /// How many keys a row sees, from the first; one for all rows or one per row.
+    /// Sets the number of keys that a row sees, from the first; one for all rows or one per row.
     lengths(lengths: impl Into<Option<&'a [i64]>>) = lengths.into();
-    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
+    /// Masks keys by a byte per key and row, zero where it is masked; `strides` are those of the rows' axes in it.
     mask(mask: &'a [u8], strides: &'a [usize]) = Some((mask, strides));
-    /// How many threads; `None` for all available.
+    /// Sets the number of threads; `None` for all available.
     threads(threads: impl Into<Option<usize>>) = threads.into();
 } }
 
-/// What ends a search.
+/// Rule that ends a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -118,11 +118,11 @@ pub enum Rule {
     Mass,
     /// One gap between two scores proves the budget.
     Gap,
-    /// So many best keys are known.
+    /// That many best keys are known.
     TopK(usize),
 }
 
-/// What bounds scores that are not computed.
+/// Bounds on scores that are not computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -21,15 +21,15 @@ use half::bf16;
 pub(crate) const FROM: usize = 512;
 /// Groups of keys in a sample.
 const SAMPLE: usize = 16;
-/// How many times less than allowed is to lie below the edge, as far as the sample knows.
+/// Factor by which the mass below the edge, estimated by the sample, stays below the allowed mass.
 const SAFELY: f64 = 1.6;
 /// The heaviest weight that stands for others in a sample.
 const HEAVY: f64 = 1.0 / 16.0;
 /// Of a larger share of a sample above the edge nothing is listed: little can be dropped.
 const FLAT: f64 = 0.75;
-/// How far below the largest score of a sample the edge may be, in nats.
+/// Largest distance of the edge below the largest score of a sample, in nats.
 const DEPTH: f32 = 32.0;
-/// How far below the lowest threshold of other rows a list begins, in deviations, and of how many rows.
+/// Distance of a list's edge below the lowest threshold of other rows, in deviations, and least number of such rows.
 const MARGIN: f32 = 0.25;
 const ENOUGH: usize = 4;
 
@@ -41,7 +41,7 @@ pub(crate) struct PanelRow<'a> {
     pub(crate) above: &'a mut Above,
 }
 
-/// Where thresholds of rows were, in deviations above the mean of each row's scores: a guess for rows that are like them.
+/// Thresholds of earlier rows, in deviations above the mean of each row's scores: a guess for similar rows.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Guess {
     least: f32,
@@ -112,7 +112,7 @@ fn edge(
 }
 
 impl Codes<'_> {
-    /// Whether a row's keys can be listed.
+    /// Returns `true` if a row's keys can be listed.
     pub(crate) fn can_split(code_error: &CodeError, sees: RowVisibility<'_>) -> bool {
         let RowVisibility { prefix, allowed } = sees;
         allowed.is_none() && prefix >= FROM && code_error.says_something()

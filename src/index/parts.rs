@@ -6,7 +6,7 @@
 use super::gram::{CodeError, Sums};
 use crate::kernels::{Below, Simd};
 
-/// How far below the largest score heavy keys may end.
+/// Distances below the largest score that may separate heavy keys from light ones.
 const DEPTHS: [f32; 4] = [1.0, 2.0, 3.0, 4.0];
 /// A bound that is no larger than so many times what codes say is not looked at again.
 const CLOSE: f64 = 1.05;

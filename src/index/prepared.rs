@@ -47,7 +47,7 @@ pub(crate) struct Prepared {
     pub(super) correction: i32,
     pub(super) factor: f32,
     pub(crate) code_error: CodeError,
-    /// What scores of codes lack: the scale times the product of the query with the mean, within f64 roundings.
+    /// Offset of scores by codes: the scale times the product of the query with the mean, within f64 roundings.
     pub(crate) offset: f64,
 }
 

@@ -28,9 +28,9 @@ const POWER: f64 = (1u128 << 100) as f64;
 struct Sums {
     /// Twice what is above the diagonal, nothing below it.
     matrix: Reused<f32>,
-    /// What its forms are to be multiplied by.
+    /// Factor of its forms.
     unit: f64,
-    /// What they may be off by, as a share of the square of a vector's norm; infinite if they say nothing.
+    /// Bound on the error of the forms, as a share of the square of a vector's norm; infinite if they are useless.
     slack: f64,
 }
 
@@ -74,7 +74,7 @@ fn power_near(number: f64) -> f64 {
     f64::from_bits(number.to_bits() & 0x7ff0_0000_0000_0000)
 }
 
-/// What many queries of a head ask of it.
+/// Requirements of many queries of a head.
 pub(crate) struct ManyForms {
     losses: Sums,
     codes: Sums,
@@ -82,14 +82,14 @@ pub(crate) struct ManyForms {
 }
 
 impl ManyForms {
-    /// What the codes stand for.
+    /// Moments of the decoded keys.
     pub(crate) fn moments(&self) -> &Moments {
         &self.moments
     }
 }
 
 impl Codes<'_> {
-    /// What [`PreparedRows`] need to know of the codes.
+    /// Returns the data on the codes that [`PreparedRows`] need.
     ///
     /// # Errors
     /// [`Error::NoMemory`], or what stops the call.
@@ -221,13 +221,13 @@ impl PreparedRows {
         }
     }
 
-    /// How far scores of a row by codes may be off.
+    /// Returns the error bounds of a row's scores by codes.
     pub(crate) fn code_error(&self, at: usize) -> &CodeError {
         &self.rows[at].code_error
     }
 
-    /// What scores of codes lack: the scale times the product of the query with the mean. It is off by no more roundings than a product
-    /// of the query with a key.
+    /// Returns the offset of scores by codes: the scale times the product of the query with the mean. Its error is at
+    /// most that of a product of the query with a key.
     pub(crate) fn offset(&self, at: usize) -> f64 {
         self.rows[at].offset
     }
@@ -244,8 +244,8 @@ mod tests {
     use crate::index::query::Query;
     use crate::kernels::{Keys, LANES};
 
-    /// What bytes of queries and codes of keys lose is within what is said, for each key and for all together; and not by far. Sizes
-    /// are such that forms must be brought near 1, and some keys point one way.
+    /// The quantization errors of queries and keys are within their bounds, per key and jointly, and the bounds are tight.
+    /// Sizes are such that forms must be scaled to near 1, and some keys are parallel.
     #[test]
     fn what_bytes_of_many_queries_lose() {
         let simd = Simd::current().unwrap();
@@ -312,7 +312,7 @@ mod tests {
         assert!(nearest[0] > 0.2 && nearest[1] > 0.6, "{nearest:?}");
     }
 
-    /// Where f32 or the range of a trace would not do, nothing is said, and no number is made up.
+    /// Outside the range of f32 or of a trace there is no bound, and no invented number.
     #[test]
     fn sizes_that_nothing_is_known_of() {
         let simd = Simd::current().unwrap();

@@ -19,7 +19,7 @@ const TOGETHER: usize = 8;
 const PORTION: usize = 1 << 28;
 /// Terms up to which one thread is as fast as several: about half a millisecond.
 const WORTH_SHARING: usize = 1 << 23;
-/// What a computed norm is multiplied by to be at least the real one: a sum of d <= 2^20 squares is off by less than a relative
+/// Factor that makes a computed norm at least the real one. A sum of d <= 2^20 squares is off by less than a relative
 /// 2^-32, its root by half of that.
 const NORM: f64 = 1.0 + 1.0 / 2_147_483_648.0;
 

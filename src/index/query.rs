@@ -11,7 +11,7 @@ pub(super) const BLURRED: f64 = 300.0;
 /// Listed keys that one thread scores at a time.
 const LISTED: usize = 512;
 
-/// What a query sees of a head's keys.
+/// Keys of a head that a query sees.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowVisibility<'a> {
     /// Keys before this position.
@@ -21,7 +21,7 @@ pub(crate) struct RowVisibility<'a> {
 }
 
 impl RowVisibility<'_> {
-    /// How many keys it sees.
+    /// Returns the number of keys that it sees.
     pub(crate) fn count(&self) -> usize {
         let seen =
             |allowed: &[u8]| allowed[..self.prefix].iter().filter(|byte| **byte != 0).count();
@@ -39,7 +39,7 @@ pub(crate) struct Query {
     /// In whole groups.
     pub(crate) entries: Reused<f64>,
     pub(crate) scale: f64,
-    /// How far the product with a key, times the scale, may be off when computed in f64.
+    /// Bound on the error of the f64 product with a key, times the scale.
     pub(crate) error: f64,
 }
 
@@ -53,7 +53,8 @@ impl Query {
         Query { entries: padded, scale, error }
     }
 
-    /// How far its scores may be off: absolute entries add up to at most `sum`, and those of keys are at most `largest`.
+    /// Returns a bound on the error of scores, if absolute entries add up to at most `sum`, and those of keys are at
+    /// most `largest`.
     pub(crate) fn error_of(dim: usize, sum: f64, scale: f64, largest: f64) -> f64 {
         // Terms of a sum in lanes and a tree, the scale, an offset of the same size (a compensated sum) and subtracting it;
         // v = 2^-53. Each of these may also underflow, and so may every product, here and in the offset.

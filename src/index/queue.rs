@@ -1,4 +1,4 @@
-//! What is to be scored next: keys, or cells of them, in decreasing order of what bounds them.
+//! Priority queue of keys, or cells of them, by the upper bounds of their scores.
 
 use crate::numerics::sorting;
 use crate::runtime::reused::Reused;
@@ -8,7 +8,7 @@ use crate::runtime::reused::Reused;
 pub(super) struct Unit {
     pub(super) upper: f64,
     pub(super) lower: f64,
-    /// Where the score probably is.
+    /// Estimate of the score.
     pub(super) guess: f64,
     pub(super) first: u32,
     pub(super) count: u32,

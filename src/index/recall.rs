@@ -30,16 +30,16 @@ use crate::runtime::reused::Reused;
 use crate::runtime::scratch::Lent;
 use crate::runtime::threads;
 
-/// What the keys of an index weigh beside those that are kept elsewhere, a row for each query.
+/// Masses of the keys of an index beside those kept elsewhere, a row for each query.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Recall {
-    /// What all visible keys of the index weigh.
+    /// Mass of all visible keys of the index.
     pub log_mass: Vec<LogMass>,
     /// The share of the whole softmax that all these keys have, at most: what a row loses that has none of them back.
     pub lost_upper: Vec<f64>,
-    /// Where each row's part of `indices` begins, and the last one's ends.
+    /// Offsets into `indices`: the start of each row's part, and the end of the last.
     pub indptr: Vec<i64>,
     /// Positions of the keys that are to be fetched, ascending in each row.
     pub indices: Vec<u32>,
@@ -63,7 +63,7 @@ impl Recall {
 /// Relative error of sums and products of few terms in f64, generously.
 const SUM_ROUNDING: f64 = 1e-11;
 
-/// What was found for a row.
+/// Result for a row.
 struct Recalled {
     log_mass: LogMass,
     lost: f64,
@@ -72,7 +72,7 @@ struct Recalled {
     lower: f64,
 }
 
-/// What is found for the rows of a unit.
+/// Results for the rows of a unit.
 type FewRecalled = [Option<Recalled>; GROUP];
 
 struct RecallJob<'a> {
@@ -86,8 +86,8 @@ struct RecallJob<'a> {
 }
 
 impl KeyIndex<'_> {
-    /// What the visible keys weigh together by their codes alone, an interval for each query: it holds for the real numbers
-    /// `scale * q.k` of exactly the stored queries and of the keys that the index was built of. Axes as in
+    /// Bounds the joint mass of the visible keys by their codes alone, an interval for each query. It holds for the
+    /// real numbers `scale * q.k` of exactly the stored queries and of the keys that the index was built of. Axes as in
     /// [`KeyIndex::search`].
     ///
     /// ```
@@ -332,7 +332,7 @@ impl RecallJob<'_> {
         }
     }
 
-    /// What the keys that a row sees weigh by their codes; masks the scores of the others.
+    /// Bounds the mass of the keys that a row sees by their codes; masks the scores of the others.
     fn weigh(
         &self,
         head: usize,

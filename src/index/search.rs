@@ -34,9 +34,9 @@ use half::{bf16, f16};
 pub struct SearchResult {
     /// The kept sets with their certificates.
     pub selection: Selection,
-    /// How many keys of each row were scored exactly.
+    /// Number of keys scored exactly, per row.
     pub scored: Vec<i64>,
-    /// Which way each row was answered.
+    /// Method by which each row was answered.
     pub rung: Vec<Rung>,
 }
 
@@ -212,7 +212,8 @@ impl KeyIndex<'_> {
         Error::Number { argument, place, value, problem }
     }
 
-    /// How many matrices of queries, one behind another, each head of keys serves; one without axes before it serves all.
+    /// Returns the number of consecutive matrices of queries that each head of keys serves. A single head without batch
+    /// axes serves all.
     pub(super) fn served_by_each(&self, queries: &Vectors<'_>) -> Option<usize> {
         if self.batch.is_empty() {
             return Some(queries.heads().max(1));
@@ -251,10 +252,10 @@ impl Units {
     }
 }
 
-/// What is found for the rows of a unit, and whether the rule has been met.
+/// Results for the rows of a unit, and `true` if the rule has been met.
 type FewFound = [Option<(Found, bool)>; GROUP];
 
-/// What the rows of a unit work with.
+/// Scratch of the rows of a unit.
 #[derive(Default)]
 pub(super) struct UnitScratch {
     pub(super) rows: [QueryScratch; GROUP],

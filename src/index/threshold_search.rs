@@ -18,7 +18,7 @@ use crate::select::Options;
 
 /// Rounds of choosing an edge.
 const ROUNDS: usize = 8;
-/// How much of what may be dropped is enough, and how often to try for it: where few scored keys matter, and where time does.
+/// Sufficient share of the allowed loss, and most attempts at it: to score few keys, or to save time.
 const TIGHT: (f64, usize) = (0.998, 3);
 const QUICK: (f64, usize) = (0.98, 1);
 /// A row that keeps a larger share of its keys is scored in full, which is faster.
@@ -40,9 +40,10 @@ pub(crate) struct ThresholdSearch<'a, E> {
     pub(crate) prepared: &'a Prepared,
     pub(crate) row_visibility: RowVisibility<'a>,
     pub(crate) eps: f64,
-    /// Whether keys that were scored may be dropped again.
+    /// `true` if keys that were scored may be dropped again.
     pub(crate) trim: bool,
-    /// What is kept of the row elsewhere, if these keys are not all of it. Codes alone decide then, and keys without one are kept.
+    /// Mass of the row's keys kept elsewhere, if there are such. Codes alone decide then, and keys without one are
+    /// kept.
     pub(crate) beside: Option<LogMass>,
 }
 
@@ -75,7 +76,7 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
         }
     }
 
-    /// What to do next; at first there is no state. Scores by codes are in the scratch.
+    /// Returns the next step; at first there is no state. Scores by codes are in the scratch.
     ///
     /// # Errors
     /// As [`ThresholdSearch::run`].
@@ -329,7 +330,7 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
         kept
     }
 
-    /// What the exact scores of chosen keys prove, after dropping what the budget then still allows.
+    /// Certifies a row by the exact scores of the chosen keys, after dropping what the budget still allows.
     fn rescore(
         &self,
         scratch: &mut QueryScratch,

@@ -1,4 +1,4 @@
-//! Where the search for a row's threshold stands, and what it works with.
+//! State of the search for a row's threshold, and its scratch.
 
 use super::found::Found;
 use crate::kernels::Above;
@@ -57,7 +57,7 @@ impl QueryScratch {
     }
 }
 
-/// What an edge amounts to.
+/// Result of an edge.
 #[derive(Debug)]
 pub(crate) struct Cut {
     pub(super) edge: f32,
@@ -67,22 +67,22 @@ pub(crate) struct Cut {
     pub(super) below: usize,
 }
 
-/// Where the search for a row's edge stands.
+/// State of the search for a row's edge.
 #[derive(Debug)]
 pub(crate) struct ThresholdState {
     pub(super) largest: f32,
-    /// Whether the scores that may be kept are listed in the scratch: others are not known one by one.
+    /// `true` if the scores that may be kept are listed in the scratch: others are not known one by one.
     pub(super) listed: bool,
     pub(super) coded: usize,
     pub(super) seen: usize,
     /// The largest score that is known before any coded key is scored.
     pub(super) top: f64,
     pub(super) uncoded_mass: f64,
-    /// What is kept elsewhere, at least and at most, relative to the largest score by codes.
+    /// Mass kept elsewhere, least and most, relative to the largest score by codes.
     pub(super) beside: (f64, f64),
     pub(super) budget: f64,
     pub(super) excess: f64,
-    /// How often a guess was found too careful; no more once one was not careful enough.
+    /// Number of guesses that were too careful; not counted further once one was not careful enough.
     pub(super) careful: usize,
     /// No larger share can be dropped; and the next smaller one that makes a difference.
     pub(super) limit: f64,
@@ -90,7 +90,7 @@ pub(crate) struct ThresholdState {
     pub(super) rounds: usize,
 }
 
-/// What to do next for a row.
+/// Next step for a row.
 #[derive(Debug)]
 pub(crate) enum Step {
     Done(Found),

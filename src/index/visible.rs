@@ -1,10 +1,10 @@
-//! What the rows of a call see, as it was given: lengths, a causal limit, a mask.
+//! Visible keys of the rows of a call: lengths, a causal limit, a mask.
 
 use super::query::RowVisibility;
 use crate::error::Error;
 use crate::rows::{PerRow, check_strides, offset};
 
-/// What rows see of `keys` keys; `shape` is that of the rows.
+/// Visibility of `keys` keys for rows of shape `shape`.
 #[derive(Debug, Clone)]
 pub(crate) struct Visible<'a> {
     shape: &'a [usize],
@@ -42,7 +42,7 @@ impl<'a> Visible<'a> {
         Ok(Visible { shape, keys, causal, lengths, mask })
     }
 
-    /// What a row sees.
+    /// Returns the keys that a row sees.
     pub(crate) fn row(&self, row: usize) -> RowVisibility<'a> {
         let (m, n) = (self.shape[self.shape.len() - 1], self.keys);
         let mut prefix = n;

@@ -1,9 +1,9 @@
-//! Rows that are given as queries and keys, and what is asked of them.
+//! Rows given as queries and keys, and their options.
 
 use crate::builders::builders_of_defaults;
 use crate::rows::Vectors;
 
-/// Queries of some heads, the keys that they are multiplied with, and the factor that makes scores of their products.
+/// Queries of some heads, the keys they are multiplied with, and the scale from products to scores.
 ///
 /// ```
 /// use certk_rs::{Block, Vectors};
@@ -16,28 +16,28 @@ use crate::rows::Vectors;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Block<'a> {
-    /// (heads, m, d), or (m, d).
+    /// Queries of shape (heads, m, d), or (m, d).
     pub queries: Vectors<'a>,
-    /// (`kv_heads`, n, d), or (n, d): the query heads are a multiple of these, and neighbours share one.
+    /// Keys of shape (`kv_heads`, n, d), or (n, d). The query heads are a multiple of these; adjacent heads share one.
     pub keys: Vectors<'a>,
-    /// Of a product, its score.
+    /// Factor from a product to its score.
     pub scale: f64,
 }
 
 impl<'a> Block<'a> {
-    /// Queries, keys, and what makes a score of their product.
+    /// Returns a block of queries, keys and the scale of their products.
     #[must_use]
     pub fn new(queries: Vectors<'a>, keys: Vectors<'a>, scale: f64) -> Self {
         Block { queries, keys, scale }
     }
 
-    /// The number of keys of each head.
+    /// Returns the number of keys of each head.
     pub fn keys(&self) -> usize {
         self.keys.len()
     }
 }
 
-/// What is asked of rows that are given as queries.
+/// Options of rows given as queries.
 ///
 /// ```
 /// use certk_rs::QueryOptions;
@@ -47,30 +47,30 @@ impl<'a> Block<'a> {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct QueryOptions<'a> {
-    /// Query i of any head sees the keys up to i + offset.
+    /// Causal offset: query i of any head sees the keys up to i + offset.
     pub causal_offset: Option<i64>,
-    /// The rows that the set must serve; of the others it is only certified what they lose.
+    /// Rows that the set must serve. The other rows are certified only.
     pub counted: Option<&'a [bool]>,
-    /// The keys that are kept, where that is decided already: nothing is chosen, and every row is certified. Of the options that
-    /// choose none may be set then, and no lower bound is found.
+    /// Kept keys, if they are given: no set is searched, and every row is certified. The options that choose keys must
+    /// then be unset, and no lower bound is found.
     pub given: Option<&'a [bool]>,
-    /// Added to the radius of each row.
+    /// Radius added to that of each row.
     pub slack: f64,
-    /// The radius of a row is `(3 d + roundings) 2^-53` times its reach, and a little more: d of these for the products here, and the
-    /// others for whoever computes them again in f64.
+    /// Roundings allowed to a caller that computes the scores again in f64. The radius of a row is `(3 d + roundings)
+    /// 2^-53` times its reach, and a little more; d of these are for the products here.
     pub roundings: u32,
 }
 
 builders_of_defaults! { QueryOptions<'a> {
-    /// Query i of any head sees the keys up to i + offset.
+    /// Lets query i of any head see the keys up to i + offset.
     causal_offset(offset: impl Into<Option<i64>>) = offset.into();
-    /// The rows that the set must serve.
+    /// Sets the rows that the set must serve.
     counted(rows: impl Into<Option<&'a [bool]>>) = rows.into();
-    /// The keys that are kept, where that is decided already.
+    /// Gives the kept keys, so that rows are certified only.
     given(keys: impl Into<Option<&'a [bool]>>) = keys.into();
-    /// Added to the radius of each row.
+    /// Sets the radius added to that of each row.
     slack(slack: f64) = slack;
-    /// Roundings of whoever computes the rows again in f64, beside 3 d.
+    /// Sets the roundings, beside 3 d, of a caller that computes the rows again in f64.
     roundings(roundings: u32) = roundings;
 } }
 
@@ -80,7 +80,7 @@ impl Default for QueryOptions<'_> {
     }
 }
 
-/// What is added to what rounding in f64 may change.
+/// Caller's additions to the rounding of f64 products.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rounding {
     pub(super) slack: f64,

@@ -1,26 +1,26 @@
-//! How many keys a mixed row can drop at the most, without sorting it.
+//! Largest number of keys that a mixed row can drop, without a sort.
 
-/// Where the sum of the smallest values crosses a limit.
+/// Crossing of the sum of the smallest values with a limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Crossing {
-    /// As many of the smallest values as the limit holds.
+    /// Number of the smallest values that the limit holds.
     pub(super) dropped: usize,
-    /// The first value beyond, or the largest one.
+    /// First value beyond, or the largest one.
     pub(super) threshold: f32,
 }
 
-/// Bits of a value that tell its bucket: the exponent and three of the mantissa.
+/// Shift to the bits that select a value's bucket: the exponent and three of the mantissa.
 const SHIFT: u32 = 20;
 
 /// Takes the smallest of the finite non-negative values as long as their sum is at most `limit`.
 ///
-/// The sum that decides is one of at most `n` non-negative f64 terms: its relative error is below `n` 2^-52.
+/// The deciding sum has at most `n` non-negative f64 terms: its relative error is below `n` 2^-52.
 pub(super) fn crossing(values: &[f32], limit: f64) -> Crossing {
     let mut sums = vec![0.0; (f32::INFINITY.to_bits() >> SHIFT) as usize + 1];
     let mut counts = vec![0usize; sums.len()];
     let last = sums.len() - 1;
     for &value in values {
-        // Infinity, which says that a key does not compete, has the last bucket to itself.
+        // Infinity marks a key that does not compete, and has the last bucket to itself.
         let bucket = (value.to_bits() >> SHIFT) as usize;
         sums[bucket] += f64::from(value);
         counts[bucket] += 1;
@@ -80,7 +80,7 @@ mod tests {
                 lost += f64::from(values[dropped]);
                 dropped += 1;
             }
-            // The order of the sum may decide where the sum is the limit to the last bit.
+            // The order of summation may decide where the sum equals the limit to the last bit.
             assert!(got.dropped.abs_diff(dropped) <= usize::from(seed % 13 == 11), "{seed}");
             if dropped < n && values[dropped].is_finite() {
                 assert_eq!(got.threshold, values[dropped]);

@@ -21,17 +21,19 @@ const SERIAL: usize = 1 << 21;
 /// Bytes of keys in f32 that are held from pass to pass.
 const HELD: usize = 1 << 29;
 
-/// Finds one set of keys whose dropped mass is proven to be at most `eps` in every row, as [`keep_set`](super::keep_set) does, for
-/// rows that are given as queries and keys: their scores are never held all at once.
+/// Finds one set of keys whose dropped mass is proven to be at most `eps` in every row, for rows given as queries and
+/// keys. Unlike [`keep_set`](super::keep_set) it never holds all scores at once.
 ///
-/// Rows are those of the blocks in order, heads in order, queries in order; all blocks have the same keys by number, not by value.
-/// A row's scores are those of the real-number products of what is stored, times the scale. Rows that are far from their
-/// budgets are certified by products in f32, whose rounding is part of the proof, the others by such in f64.
+/// Rows are numbered by block, then head, then query. Key i of every block is the same position, though its vector may
+/// differ. A row's scores are the real-number products of the stored vectors, times the scale. Rows far from their
+/// budgets are certified by f32 products, whose rounding is part of the proof; the others by f64 products.
 ///
-/// Of the options, `max_keep`, `keep_first`, `keep_last`, `block_size` and `threads` apply. Positions are counted over the keys that at
-/// least one counted row sees; others are never kept. With a `block_size`, whole blocks are kept (of what is visible; the last
-/// may be shorter), as few as possible: forced positions force their blocks, `max_keep` is rounded down to whole blocks, and
-/// `lower_bound` is the number of keys of the smallest sets of so few blocks that none of fewer will do.
+/// The options `max_keep`, `keep_first`, `keep_last`, `block_size` and `threads` apply. Positions are counted over the
+/// keys that at least one counted row sees; others are never kept.
+///
+/// With a `block_size`, whole blocks are kept, as few as possible; the last visible block may be shorter. Forced
+/// positions force their blocks, and `max_keep` is rounded down to whole blocks. `lower_bound` is the number of keys of
+/// the smallest sets of so few blocks that none of fewer will do.
 ///
 /// ```
 /// use certk_rs::{Block, Options, QueryOptions, Vectors, keep_set_of_queries};
@@ -45,7 +47,7 @@ const HELD: usize = 1 << 29;
 /// ```
 ///
 /// # Errors
-/// Whatever is wrong with the vectors, the budgets or the options, by variant; [`Error::Interrupted`].
+/// The [`Error`] for invalid vectors, budgets or options, for too little memory, or for a call that was ended.
 pub fn keep_set_of_queries(
     blocks: &[Block<'_>],
     eps: &[f64],
@@ -58,7 +60,7 @@ pub fn keep_set_of_queries(
     let shape = [all];
     let remedy = "pass one number, or one for each row: blocks, heads, queries";
     let budgets = PerRow::new("eps", eps, all, remedy)?.budgets(&shape)?;
-    // The answer, and what is known of each row.
+    // The answer, and a few numbers per row.
     check_memory("q", all, 192)?;
     let (simd, keys) = (Simd::current()?, blocks.first().map_or(0, Block::keys));
     let dim = blocks.iter().map(|block| block.keys.dim()).max().unwrap_or(1);
@@ -102,9 +104,9 @@ pub fn keep_set_of_queries(
     source.answer(found)
 }
 
-/// The number of rows.
+/// Checks the arguments and returns the number of rows.
 fn judge(blocks: &[Block<'_>], rows: &QueryOptions<'_>, options: &Options) -> Result<usize, Error> {
-    // One by one, so that an option that is added does not compile before somebody has decided here.
+    // Named one by one, so that a new option does not compile before it is decided here.
     let &Options {
         min_keep,
         block_size,
@@ -184,7 +186,7 @@ fn judge(blocks: &[Block<'_>], rows: &QueryOptions<'_>, options: &Options) -> Re
 }
 
 impl Queried<'_> {
-    /// That rounding leaves something to be said of every row, whose entries are finite.
+    /// Checks that every row is finite, and that its radius leaves something to prove.
     fn check_radii(&self) -> Result<(), Error> {
         for family in self.families {
             let chunk = 4096;
@@ -211,7 +213,7 @@ impl Queried<'_> {
         Ok(())
     }
 
-    /// The last key that a counted row sees, and one behind it, and the columns.
+    /// Returns one past the last key that a counted row sees, and the columns.
     fn frame(&self, options: &Options) -> Result<(usize, Frame), Error> {
         let (mut seen, mut lossless) = (0, 0);
         for row in 0..self.rows() {
@@ -240,7 +242,7 @@ impl Queried<'_> {
         Ok((seen, Frame::new(flags, asked, max_keep)?))
     }
 
-    /// What all rows lose where only given keys are kept.
+    /// Certifies all rows for a given set of keys.
     fn judged(&self, given: &[bool]) -> Result<KeepSet, Error> {
         let every: Vec<usize> = (0..self.rows).collect();
         let found = self.certify(given, &every)?;
@@ -266,12 +268,12 @@ impl Queried<'_> {
         })
     }
 
-    /// A set of keys, with what all rows lose to it.
+    /// Returns a set of keys with the certificates of all rows.
     fn answer(&self, found: Found) -> Result<KeepSet, Error> {
         let Found { kept, status, upper, lower, lower_bound, weights } = found;
         let (size, seen) = (self.block_size, self.seen);
         let keys = (0..seen).filter(|key| kept[key / size]).map(|key| key as u32).collect();
-        // The last block may have fewer keys.
+        // The last block may be shorter.
         let missing = (size - seen % size) % size;
         let mut set = KeepSet {
             indices: keys,

@@ -5,10 +5,10 @@
 //!
 //! `|D| <= sum_j a_j + sum_i max(0, 1 - c_i)`, where `c_i = sum_j a_j A_j(i)`.
 //!
-//! The right-hand side is convex in a and is made small here. The kink at `c_i = 1` is rounded off to a ramp, so that
-//! there is a second derivative: the inner products of the rows over the keys on the ramp. A step minimises the
-//! quadratic model subject to a >= 0, coordinate by coordinate. Nothing here is a proof: whoever uses the multipliers sums
-//! again.
+//! The right-hand side is convex in a, and is minimised approximately here. The kink at `c_i = 1` is rounded off to a
+//! ramp, which gives a second derivative: the inner products of the rows over the keys on the ramp. A step minimises
+//! the quadratic model subject to a >= 0, coordinate by coordinate. Nothing here is a proof: users of the multipliers
+//! sum again.
 
 use super::bound::crossing;
 use crate::error::Error;
@@ -16,7 +16,7 @@ use crate::kernels::{Panel, Simd, padded_stride};
 use crate::runtime::ambient::asked_each;
 use crate::runtime::threads;
 
-/// Rows that a step changes at the most: those furthest from where they should be.
+/// Most rows that a step changes: those furthest from their target.
 const MOST_ROWS: usize = 64;
 /// Sweeps over the coordinates of a quadratic model.
 const SWEEPS: usize = 50;
@@ -31,12 +31,12 @@ const LARGEST_MULTIPLIER: f64 = 1e28;
 /// Budgets above this have inverses in f32.
 const SMALLEST_BUDGET: f64 = 1e-30;
 
-/// How multipliers answer to what their rows lose.
+/// Update rule of multipliers, given the loss of their rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepRule {
-    /// By a power of loss over budget: fast where many keys share the mass.
+    /// By a power of loss over budget: fast if many keys share the mass.
     Power,
-    /// By an exponential of the difference: steadier where single keys decide.
+    /// By an exponential of the difference: steadier if single keys decide.
     Exponential,
 }
 
@@ -46,14 +46,14 @@ pub(super) struct Part {
     pub(super) keys: Vec<u32>,
     weights: Vec<f32>,
     stride: usize,
-    /// What the keys outside leave of each row's budget.
+    /// Remainder of each row's budget after the keys outside.
     pub(super) free: Vec<f64>,
-    /// The size of the whole budget, in the same units.
+    /// Size of the whole budget, in the same units.
     share: f64,
     pub(super) threads: usize,
 }
 
-/// The rounded dual at a point.
+/// Rounded dual at a point.
 #[derive(Clone, Default)]
 struct Point {
     multipliers: Vec<f64>,
@@ -95,7 +95,7 @@ impl Part {
         Panel::new(&self.weights, self.stride)
     }
 
-    /// A row's weights, in units of its budget.
+    /// Returns a row's weights, in units of its budget.
     pub(super) fn row(&self, row: usize) -> &[f32] {
         &self.panel().row(row)[..self.keys.len()]
     }
@@ -105,26 +105,26 @@ impl Part {
         terms.map(|(j, a)| (j, a.min(LARGEST_MULTIPLIER) as f32)).collect()
     }
 
-    /// Columns that are mixed and summed together.
+    /// Returns the number of columns that are mixed and summed together.
     fn width(&self) -> usize {
         (BLOCK / self.free.len() / 64).clamp(4, 64) * 64
     }
 
-    /// The weights of the keys in the mixture, and 0 beyond the last.
+    /// Returns the weights of the keys in the mixture, and 0 beyond the last.
     fn mixture(&self, simd: Simd, multipliers: &[f64]) -> Vec<f32> {
         let mut mixed = vec![0.0; self.stride];
         simd.mix(self.panel(), 0..self.stride, &Self::terms(multipliers), &mut mixed);
         mixed
     }
 
-    /// The weights of the keys in the mixture.
+    /// Returns the weights of the keys in the mixture.
     pub(super) fn mixed(&self, simd: Simd, multipliers: &[f64]) -> Vec<f32> {
         let mut mixed = self.mixture(simd, multipliers);
         mixed.truncate(self.keys.len());
         mixed
     }
 
-    /// How many keys lie on a ramp.
+    /// Returns the number of keys on a ramp.
     pub(super) fn on_ramp(&self, simd: Simd, multipliers: &[f64], half: f32) -> usize {
         let mixed = self.mixed(simd, multipliers);
         mixed.iter().filter(|mixed| (**mixed - 1.0).abs() < half).count()
@@ -133,7 +133,7 @@ impl Part {
     fn point(&self, simd: Simd, multipliers: Vec<f64>, half: f32) -> Result<Point, Error> {
         let mut mixed = vec![0.0; self.stride];
         let (terms, width) = (Self::terms(&multipliers), self.width());
-        // Each block has sums of its own, whoever works on it; these are added in order.
+        // Each block has its own sums, for any assignment to threads; they are added in order.
         let work = |(b, block): (usize, &mut [f32])| {
             let columns = b * width..b * width + block.len();
             let (mut shares, mut losses) = (vec![0.0; block.len()], vec![0.0; self.free.len()]);
@@ -157,12 +157,12 @@ impl Part {
         Ok(Point { multipliers, value: linear + hinges, slopes, mixed })
     }
 
-    /// Multiplicative updates from equal multipliers: rows that lose more than their budget when the mixture drops what it
-    /// can gain weight. Leaves those at 0 that have faded away, and scales the mixture so that it drops what is below 1.
+    /// Updates multipliers multiplicatively, starting from equal ones: rows that exceed their budget at the mixture's
+    /// largest drop gain weight. Faded multipliers become 0, and the mixture is scaled to drop everything below 1.
     pub(super) fn spread(&self, simd: Simd, rounds: usize, rule: StepRule) -> (f64, Vec<f64>) {
-        /// Rows that lose next to nothing fade no faster than this.
+        /// Least factor by which rows that lose almost nothing fade.
         const LEAST: f64 = 0.02;
-        /// Below this, relative to the largest, a multiplier is 0 if its row loses less than half its budget.
+        /// Size, relative to the largest, below which a multiplier is 0 if its row loses less than half its budget.
         const FADED: f64 = 1e-4;
         let mut a = vec![1.0; self.free.len()];
         let mut best = (f64::INFINITY, a.clone(), vec![1.0; a.len()]);
@@ -205,7 +205,7 @@ impl Part {
         (value, a)
     }
 
-    /// Scales multipliers so that the mixture drops what is below 1, and returns it.
+    /// Scales multipliers so that the mixture drops everything below 1, and returns the mixture.
     fn scale(&self, simd: Simd, a: &mut [f64]) -> Option<Vec<f32>> {
         let mut mixed = self.mixture(simd, a);
         let limit = a.iter().zip(&self.free).map(|(a, free)| a * free.max(0.0)).sum();
@@ -230,7 +230,7 @@ impl Part {
         half: f32,
         (steps, tolerance): (usize, f64),
     ) -> Result<Vec<f64>, Error> {
-        /// Trials along one direction, and what share of one the next is at least and at most.
+        /// Trials along one direction, and the least and largest ratio of one to the previous.
         const TRIALS: usize = 5;
         const SHORTEST: f64 = 0.05;
         const LONGEST: f64 = 0.5;
@@ -269,7 +269,7 @@ impl Part {
                     better = Some(point);
                     break;
                 }
-                // Where the parabola through both values with this slope has its bottom.
+                // The minimum of the parabola through both values with this slope.
                 let bottom = -0.5 * slope * length * length / (gain - slope * length);
                 length = bottom.max(SHORTEST * length).min(LONGEST * length);
                 damping = (10.0 * damping).max(1e-3);
@@ -281,7 +281,7 @@ impl Part {
         Ok(at.multipliers)
     }
 
-    /// The second derivatives of the rounded dual along some multipliers.
+    /// Returns the second derivatives of the rounded dual along some multipliers.
     fn curvature(
         &self,
         simd: Simd,
@@ -314,7 +314,7 @@ impl Part {
                 *product *= height;
             }
         };
-        // Long rows come first, so that nobody is left alone with one.
+        // Long rows come first, so that no thread ends with one alone.
         let each = model.chunks_exact_mut(r).enumerate().rev();
         threads::map(self.threads, each, SHARED.div_ceil(stride * r.div_ceil(2)), multiply)?;
         for j in 0..r {
@@ -326,11 +326,11 @@ impl Part {
     }
 }
 
-/// The steps that minimise slopes . d + d . model d / 2 with no multiplier below 0, by sweeps over the coordinates.
+/// Returns the steps d that minimise slopes . d + d . model d / 2 with no multiplier below 0, by coordinate sweeps.
 fn minimise(model: &[f64], at: &Point, rows: &[usize]) -> Vec<f64> {
-    /// Sweeps end when one moves less than this share of the first.
+    /// Share of the first move at which sweeps end.
     const SETTLED: f64 = 1e-3;
-    /// A multiplier grows by no more than this many times itself, or the mean of all: the model is local.
+    /// Largest growth of a multiplier, relative to itself or to the mean: the model is local.
     const FARTHEST: f64 = 1.0;
     let r = rows.len();
     let mean = rows.iter().map(|&j| at.multipliers[j]).sum::<f64>() / r as f64;

@@ -1,10 +1,10 @@
-//! Queries that share their keys: products of both, in f32 and in f64, and how far these may be off.
+//! Queries that share their keys, and their products in f32 and f64 with error bounds.
 //!
 //! Let u = 2^-53, v = 2^-24 and R = |q| max |k| over the keys that a query of the family sees. Stored numbers are exact in f32. A
 //! product in f32 is a chain of d fused steps, none of which overflows where R <= 2^100, so it is off by at most
 //! `d v / (1 - d v) R`, and by `d 2^-126` for what may underflow, even where the processor flushes it. With d <= 4096 that is
 //! below `d v (1 + 2^-11) R + d 2^-126`. A product in f64 is off by at most `d u / (1 - d u) R`; nothing over- or underflows.
-//! What the caller's own arithmetic needs comes on top of both: [`Family::radius`].
+//! The caller's own arithmetic adds to both: [`Family::radius`].
 
 use super::block::{Block, Rounding};
 use crate::error::Error;
@@ -15,7 +15,7 @@ use crate::runtime::threads;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// What a computed norm is multiplied by to be at least the real one: a sum of d <= 2^20 squares is off by less than a relative
+/// Factor that makes a computed norm at least the real one. A sum of d <= 2^20 squares is off by less than a relative
 /// 2^-32, its root by half of that.
 const NORM: f64 = 1.0 + 1.0 / 2_147_483_648.0;
 /// Vectors that products in f32 are made of have no more entries, and norms whose product is no more.
@@ -27,23 +27,23 @@ pub(super) const MOST_RADIUS: f64 = 100.0;
 pub(super) struct Family<'a> {
     pub(super) block: &'a Block<'a>,
     kv_head: usize,
-    /// The first row.
+    /// Number of the first row.
     pub(super) first: usize,
     pub(super) rows: usize,
     pub(super) dim: usize,
-    /// Keys that a query sees, the first ones.
+    /// Number of keys, from the first, that a query sees.
     pub(super) len: usize,
-    /// The largest norm of these, or more.
+    /// Upper bound on the largest norm of these keys.
     longest: f64,
     causal_offset: Option<i64>,
 }
 
-/// Keys side by side, in f32.
+/// Keys in panels, in f32.
 #[derive(Clone)]
 pub(super) struct Laid(Vec<f32>);
 
 impl Laid {
-    /// Some of the keys, laid side by side again.
+    /// Returns some of the keys in panels of their own.
     pub(super) fn pick(&self, keys: &[u32], dim: usize) -> Laid {
         let mut to = vec![0.0; keys.len().div_ceil(BESIDE) * BESIDE * dim];
         for (panel, keys) in to.chunks_exact_mut(BESIDE * dim).zip(keys.chunks(BESIDE)) {
@@ -61,7 +61,7 @@ impl Laid {
 }
 
 impl<'a> Family<'a> {
-    /// Lays the keys, too, since their norms are found on the way.
+    /// Also lays out the keys, because their norms are found on the way.
     ///
     /// # Errors
     /// [`Error::KeyNotFinite`], [`Error::NoMemory`], [`Error::Shape`].
@@ -92,7 +92,7 @@ impl<'a> Family<'a> {
         Ok((family, laid))
     }
 
-    /// How many keys a row sees.
+    /// Returns the number of keys that a row sees.
     pub(super) fn sees(&self, row: usize) -> usize {
         let n = self.block.keys.len();
         let Some(offset) = self.causal_offset else { return n };
@@ -101,7 +101,7 @@ impl<'a> Family<'a> {
         usize::try_from(seen).map_or(n, |seen| seen.min(n))
     }
 
-    /// A query's entries; they are finite.
+    /// Writes a query's entries, which must be finite.
     ///
     /// # Errors
     /// [`Error::KeyNotFinite`].
@@ -111,27 +111,27 @@ impl<'a> Family<'a> {
         self.block.queries.finite(self.kv_head * group + row / m, row % m, to)
     }
 
-    /// The product of a query's norm and the largest of a key's, or more.
+    /// Returns an upper bound on the product of a query's norm and the largest norm of a key.
     pub(super) fn reach(&self, query: &[f64]) -> f64 {
         let square: f64 = query.iter().map(|entry| entry * entry).sum();
         square.sqrt() * NORM * self.longest
     }
 
-    /// How far scores that are made of products in f64 may be from the real ones, as the caller counts.
+    /// Returns the radius of scores from f64 products, the caller's roundings included.
     pub(super) fn radius(&self, reach: f64, rounding: &Rounding) -> f64 {
         const UNIT: f64 = f64::EPSILON / 2.0;
         let steps = 3.0 * self.dim as f64 + rounding.roundings;
         let margin = (1.0 + 2f64.powi(-19)) * (1.0 + 2f64.powi(-40));
         let scale = self.block.scale.abs();
-        // Only where all scores are 0 are equal ones ties; a tiny scale must not make them so by underflow.
+        // Equal scores are ties only if all are 0; a tiny scale must not make them so by underflow.
         let least = if scale > 0.0 && reach > 0.0 { f64::MIN_POSITIVE } else { 0.0 };
         scale * (reach * (steps * UNIT * margin)) + least + rounding.slack
     }
 
-    /// The same for products in f32; `None` where these say nothing.
+    /// Returns the radius of scores from f32 products; `None` if it is too large to be useful.
     pub(super) fn narrow_radius(&self, reach: f64, rounding: &Rounding) -> Option<f64> {
         const UNIT: f64 = f32::EPSILON as f64 / 2.0;
-        /// Where the radius is larger, hardly a row would be decided.
+        /// Largest useful radius: above it, hardly any row would be decided.
         const USELESS: f64 = 0.5;
         if self.dim > NARROW.0 || reach > NARROW.1 || reach.is_nan() {
             return None;
@@ -143,9 +143,9 @@ impl<'a> Family<'a> {
         (radius <= USELESS).then_some(radius)
     }
 
-    /// Keys side by side, and the sums of their squares.
+    /// Lays out the keys in panels, and returns the sums of their squares.
     fn lay(&self, simd: Simd, threads: usize) -> Result<(Laid, Vec<f64>), Error> {
-        /// Panels of a task.
+        /// Panels per task.
         const TASK: usize = 16;
         let panels = self.len.div_ceil(BESIDE);
         let mut laid = filled("keys", product("keys", &[panels, BESIDE, self.dim])?, 0.0)?;
@@ -173,13 +173,13 @@ impl<'a> Family<'a> {
         Ok((Laid(laid), squares))
     }
 
-    /// Lays the keys again.
+    /// Lays out the keys again.
     pub(super) fn laid(&self, simd: Simd, threads: usize) -> Result<Laid, Error> {
         self.lay(simd, threads).map(|(laid, _)| laid)
     }
 
-    /// Writes products in f32 of some queries, one after another, with the keys of some panels, to rows that are `stride`
-    /// apart: at least as long as these panels.
+    /// Writes the f32 products of some queries with the keys of some panels. Rows of products are `stride` apart, at
+    /// least the length of these panels.
     pub(super) fn narrow(
         &self,
         simd: Simd,
@@ -195,8 +195,8 @@ impl<'a> Family<'a> {
         }
     }
 
-    /// Products of some queries with the first keys in f64, one after another, to rows that are `stride` apart: at least as
-    /// long as whole panels.
+    /// Writes the f64 products of some queries with the first keys. Rows of products are `stride` apart, at least the
+    /// length of whole panels.
     pub(super) fn wide(
         &self,
         simd: Simd,

@@ -1,4 +1,4 @@
-//! What holds of a set whichever rows are weighed: which columns there are, which are forced, how many may be kept.
+//! Columns of a program: visible and forced ones, and the most that may be kept.
 
 use super::source::Seen;
 use crate::error::{Error, Place};
@@ -6,7 +6,7 @@ use crate::error::{Error, Place};
 /// The budget that a row without one is given when `max_keep` makes it lose something.
 const LEAST_BUDGET: f64 = 1e-12;
 
-/// The columns of a program.
+/// Columns of a program.
 #[derive(Debug, Clone)]
 pub(super) struct Frame {
     /// Columns that at least one row sees.
@@ -16,12 +16,12 @@ pub(super) struct Frame {
     /// Columns that are visible and not forced.
     pub(super) competing: usize,
     pub(super) max_keep: usize,
-    /// Whether rows that may lose nothing lose something, because `max_keep` forbids what they ask for.
+    /// `true` if rows that may lose nothing lose something, because `max_keep` forbids what they need.
     lossy: bool,
 }
 
 impl Frame {
-    /// `asked` are the columns that are kept in any case.
+    /// Takes the visible columns, and `asked`, the forced ones.
     ///
     /// # Errors
     /// [`Error::ForcedOverMax`] if they are more than `max_keep`.
@@ -47,13 +47,13 @@ impl Frame {
         self.visible[i] && !self.forced[i]
     }
 
-    /// The budget that the search works with in place of a row's own.
+    /// Returns the budget that the search uses in place of a row's own.
     pub(super) fn aim(&self, eps: f64) -> f64 {
         if self.lossy && eps == 0.0 { LEAST_BUDGET } else { eps }
     }
 }
 
-/// The first and the last of the visible columns.
+/// Marks the first and the last visible columns.
 pub(super) fn ends(visible: &[bool], first: usize, last: usize) -> Vec<bool> {
     let positions: Vec<usize> = (0..visible.len()).filter(|&i| visible[i]).collect();
     let (first, last) = (first.min(positions.len()), last.min(positions.len()));

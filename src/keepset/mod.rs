@@ -1,15 +1,20 @@
 //! One set of keys for many rows, with a lower bound on the size of any such set.
 //!
 //! The smallest set S whose tail mass is within the budget in every row solves a covering integer program. Two facts
-//! enclose its size. For any mixture weights y >= 0, every feasible S satisfies
-//! `sum_{i not in S} sum_j y_j P_j(i) <= sum_j y_j eps_j`, so no feasible set has fewer keys than the best keys of the mixed row need
-//! for that budget: a **lower bound**. And walking the keys from the worst of the mixed row to the best, dropping each
-//! one that every row can still afford, leaves a feasible set: an **upper bound**. The weights are multipliers of the
-//! relaxed program's dual, which is improved by multiplicative updates first and then by Newton steps on the few keys near
-//! the boundary (`dual`), from coarse to fine (`search`); the contested keys are walked in several orders (`walk`). Of many rows
-//! only those are weighed that have a say, and all are certified (`rounds`).
+//! enclose its size.
 //!
-//! The promise covers the listed rows only. It says nothing about queries that were not among them.
+//! * **Lower bound.** For mixture weights y >= 0, every feasible S satisfies
+//!   `sum_{i not in S} sum_j y_j P_j(i) <= sum_j y_j eps_j`. So no feasible set has fewer keys than the mixed row needs
+//!   for that budget.
+//! * **Upper bound.** A walk over the keys, from the worst of the mixed row to the best, drops each key that every row
+//!   can still afford. It leaves a feasible set.
+//!
+//! The weights are multipliers of the relaxed program's dual. They are improved by multiplicative updates, then by
+//! Newton steps on the few keys near the boundary (`dual`), from coarse to fine (`search`). The contested keys are
+//! walked in several orders (`walk`). If there are many rows, only those that set a limit are weighed, and all are
+//! certified (`rounds`).
+//!
+//! The certificate covers the listed rows only, and no other queries.
 
 mod block;
 mod bound;
@@ -49,29 +54,30 @@ const SERIAL: usize = 1 << 14;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct KeepSet {
-    /// Positions kept, ascending.
+    /// Kept positions, ascending.
     pub indices: Vec<u32>,
-    /// Certified if every row is within its budget, over budget if `max_keep` forbade that, empty if no row has a
-    /// visible key.
+    /// Status: certified if every row is within its budget, over budget if `max_keep` forbade that, empty if no row has
+    /// a visible key.
     pub status: Status,
-    /// The real tail mass of each row is at most this.
+    /// Upper bound on the real tail mass of each row.
     pub tail_mass_upper: Vec<f64>,
-    /// The real tail mass of each row is at least this.
+    /// Lower bound on the real tail mass of each row.
     pub tail_mass_lower: Vec<f64>,
-    /// No set with the same forced keys can be smaller and lose, in each row, at most the budget, or what this set loses
-    /// (`tail_mass_upper`) where that is more.
+    /// Lower bound on the size of any set with the same forced keys whose loss is, in each row, at most the budget, or
+    /// this set's loss (`tail_mass_upper`) where that is more.
     pub lower_bound: usize,
-    /// The mixture of (normalised) rows that proves the lower bound: numbers that f32 holds exactly, and 0 for every row that has
-    /// no say.
+    /// Mixture of the (normalised) rows that proves the lower bound. The weights are exact in f32, and 0 for rows
+    /// without influence.
     pub weights: Vec<f64>,
 }
 
 /// Finds one set of keys whose dropped mass is proven to be at most `eps` in every row, close to the smallest such set.
 ///
-/// Of the options, `max_keep` (with which the largest ratio of loss to budget is made small), `keep_first` and `keep_last`
-/// (counted over the positions visible to any row) and `threads` apply. Of up to 256 rows all are weighed, of more those that set a
-/// limit; a row that is takes four bytes per score, and again for the keys near the boundary: usually a third of that, three
-/// times as much where all scores are equal.
+/// The options `max_keep`, `keep_first`, `keep_last` and `threads` apply. Under `max_keep` the largest ratio of loss to
+/// budget is made small. `keep_first` and `keep_last` count the positions visible to any row.
+///
+/// Up to 256 rows are all weighed, of more rows only those that set a limit. A weighed row takes four bytes per score,
+/// and usually a third of that again for the keys near the boundary (three times as much if all scores are equal).
 ///
 /// ```
 /// use certk_rs::{Options, Scores, keep_set};
@@ -83,7 +89,7 @@ pub struct KeepSet {
 /// ```
 ///
 /// # Errors
-/// Whatever is wrong with the scores, the budgets or the options, by variant.
+/// The [`Error`] for invalid scores, budgets or options, for too little memory, or for a call that was ended.
 pub fn keep_set(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<KeepSet, Error> {
     let _environment = threads::default_floats();
     let eps = scores.budgets(eps)?;
@@ -91,7 +97,7 @@ pub fn keep_set(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<K
     judge_options(scores, options)?;
     let size = scores.rows().saturating_mul(scores.longest());
     let threads = threads::count(options.threads, size > SERIAL)?;
-    // Budgets, the answer, and what is known of each row.
+    // Budgets, the answer, and a few numbers per row.
     check_memory("scores", scores.rows(), 80)?;
     let budgets: Vec<f64> = (0..scores.rows()).map(|row| eps.of(row)).collect();
     let source = Scored { scores, eps, budgets: &budgets, threads };
@@ -108,7 +114,7 @@ fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
     if scores.is_ragged() {
         return conflict("indptr", "rows of one set share their positions; pad them and mask");
     }
-    // One by one, so that an option that is added does not compile before somebody has decided here.
+    // Named one by one, so that a new option does not compile before it is decided here.
     let &Options {
         min_keep,
         block_size,
@@ -128,7 +134,7 @@ fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
 }
 
 impl KeepSet {
-    /// A set of single keys.
+    /// Returns a set of single keys.
     fn of(found: Found) -> Self {
         let Found { kept, status, upper, lower, lower_bound, weights } = found;
         KeepSet {

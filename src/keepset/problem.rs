@@ -1,4 +1,4 @@
-//! The covering program of some rows: the weights of all columns in them, and the passes over those.
+//! Covering program of some rows: the weights of all columns in them, and the passes over the weights.
 
 use super::frame::Frame;
 use super::source::Source;
@@ -11,40 +11,40 @@ use crate::select::RowWeights;
 
 /// Relative error of a stored weight: three roundings to f32.
 const STORED: f64 = 1.0 / 4_194_304.0;
-/// What the lower bound leaves to an auditor's own rounding, relative to the budget.
+/// Share of the budget that the lower bound leaves to an auditor's own rounding.
 const AUDIT_MARGIN: f64 = 1e-6;
-/// Weights that are mixed and summed together: they stay in the second-level cache meanwhile.
+/// Weights mixed and summed together: they stay in the second-level cache meanwhile.
 const BLOCK: usize = 1 << 16;
-/// By how much a product of f32 numbers, or a step of a sum of such, may be off where it underflows.
+/// Error of a product of f32 numbers, or of a step of their sum, where it underflows.
 const UNDERFLOW: f64 = f32::MIN_POSITIVE as f64 * f32::EPSILON as f64;
 /// Relative error of a factor that stands for a weight of a row: a rounding to f32, and three to f64.
 const FACTOR: f64 = 1.01 / 16_777_216.0;
 
-/// The program of some rows, with weights laid out row by row.
+/// Program of some rows, with weights laid out row by row.
 pub(super) struct Problem<'a> {
     pub(super) frame: &'a Frame,
     pub(super) simd: Simd,
     pub(super) threads: usize,
     pub(super) stride: usize,
-    /// Which rows these are.
+    /// Numbers of the rows.
     pub(super) listed: Vec<usize>,
     /// Weights relative to each row's largest, (rows, stride); 0 for a masked column and beyond the last.
     weights: Vec<f32>,
     /// Computed sum of each row, 0 for a row without visible columns.
     pub(super) totals: Vec<f64>,
-    /// The budgets that the search works with.
+    /// Budgets that the search uses.
     pub(super) aims: Vec<f64>,
-    /// By how much each budget is divided, beyond 1, so that the certificate of the final set goes through.
+    /// Excess over 1 of the divisor of each budget, so that the final set can be certified.
     pub(super) margin: Vec<f64>,
-    /// The slack of a ratio of computed sums.
+    /// Slack of a ratio of computed sums.
     slack: Vec<ErrorBound>,
-    /// Multipliers to go on from.
+    /// Multipliers to continue from.
     pub(super) multipliers: Vec<f64>,
-    /// Whether to take time for small sets.
+    /// `true` to spend time on smaller sets.
     pub(super) thorough: bool,
 }
 
-/// A row of a mixture: its weight as it is reported, and the factor of its stored weights that stands for it.
+/// Row of a mixture: its reported weight, and the corresponding factor of its stored weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Term {
     pub(super) row: usize,
@@ -52,18 +52,18 @@ pub(super) struct Term {
     pub(super) factor: f32,
 }
 
-/// A set, and what proves that none can be much smaller.
+/// A set, with a lower bound on the size of any set.
 #[derive(Clone)]
 pub(super) struct Best {
     pub(super) kept: Vec<bool>,
     pub(super) size: usize,
     pub(super) lower_bound: usize,
-    /// The mixture of normalised rows at the best lower bound: rows of the program, and their weights.
+    /// Mixture of normalised rows at the best lower bound: rows of the program, and their weights.
     pub(super) mixture: Vec<(usize, f32)>,
 }
 
 impl<'a> Problem<'a> {
-    /// Of no rows yet.
+    /// Returns a program without rows.
     pub(super) fn new(frame: &'a Frame, threads: usize) -> Result<Self, Error> {
         let stride = padded_stride(frame.columns());
         check_memory("scores", stride, 32)?;
@@ -83,10 +83,10 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// Weighs some more rows.
+    /// Weighs more rows.
     pub(super) fn admit<S: Source>(&mut self, source: &S, rows: &[usize]) -> Result<(), Error> {
         let all = self.listed.len() + rows.len();
-        // Of each row its weights and some numbers of 8 bytes; of each part of a pass what every row loses.
+        // Per row its weights and some numbers of 8 bytes; per part of a pass the loss of every row.
         let bytes = self.stride.saturating_mul(size_of::<f32>());
         check_memory("scores", all, bytes.saturating_add(192))?;
         let parts = self.stride.div_ceil(Self::width(all)).saturating_add(4);
@@ -121,7 +121,7 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    /// Leaves out rows.
+    /// Removes the rows not in `keep`.
     pub(super) fn retain(&mut self, keep: &[bool]) {
         let mut to = 0;
         for from in (0..self.rows()).filter(|&j| keep[j]) {
@@ -148,7 +148,7 @@ impl<'a> Problem<'a> {
         self.listed.len()
     }
 
-    /// How many columns one part of a pass over that many rows takes.
+    /// Returns the number of columns in one part of a pass over that many rows.
     fn width(rows: usize) -> usize {
         (BLOCK / rows.max(1) / 64).clamp(4, 64) * 64
     }
@@ -157,15 +157,15 @@ impl<'a> Problem<'a> {
         &self.weights[row * self.stride..][..self.stride]
     }
 
-    /// All that is visible.
+    /// Returns the set of all visible columns.
     pub(super) fn all_visible(&self) -> Best {
         let size = self.frame.visible.iter().filter(|v| **v).count();
         let lower_bound = self.frame.forced_count;
         Best { kept: self.frame.visible.clone(), size, lower_bound, mixture: Vec::new() }
     }
 
-    /// The terms of a mixture of rows with factors of their stored weights. What is reported of them are numbers of f32, the
-    /// largest being 1, and the terms are made of these.
+    /// Returns the terms of a mixture of rows, given factors of their stored weights. The reported weights are f32
+    /// numbers, the largest being 1, and the terms are made of these.
     pub(super) fn terms(&self, factors: impl Iterator<Item = (usize, f64)>) -> Vec<Term> {
         let weights: Vec<(usize, f64)> =
             factors.map(|(row, factor)| (row, factor * self.totals[row])).collect();
@@ -183,10 +183,10 @@ impl<'a> Problem<'a> {
             .collect()
     }
 
-    /// What a mixture of stored weights cannot lose if its rows keep to budgets.
+    /// Returns an upper bound on the loss of a mixture of stored weights whose rows keep to budgets.
     ///
-    /// What each real row loses is within its slack of what the computed one loses; beside that there are the weights'
-    /// and factors' rounding to f32, the mixing, the sums over columns and rows, and what an auditor's own arithmetic may add.
+    /// The loss of each real row is within its slack of the computed one. Added are the rounding of weights and factors
+    /// to f32, of the mixing, and of the sums over columns and rows, and an allowance for an auditor's own arithmetic.
     pub(super) fn limit(&self, terms: &[Term], eps: &[f64]) -> f64 {
         let budget: f64 = (terms.iter())
             .map(|t| {
@@ -201,13 +201,13 @@ impl<'a> Problem<'a> {
         budget * (1.0 + relative) + underflow
     }
 
-    /// The rows of the program in a mixture, with their weights.
+    /// Returns the rows of the program in a mixture, with their weights.
     pub(super) fn mixture(terms: &[Term]) -> Vec<(usize, f32)> {
         terms.iter().map(|term| (term.row, term.weight)).collect()
     }
 
-    /// Mixes all columns, with infinity in place of those that do not compete (or leaves `mixed` as it is, without terms), and
-    /// sums what each row loses to the columns that are below `low` in it, leaving out those in `except` (if not empty).
+    /// Mixes all columns, with infinity in place of those that do not compete; without terms, `mixed` is left
+    /// unchanged. Sums the loss of each row to the columns below `low`, without those in `except` (if not empty).
     pub(super) fn sweep(
         &self,
         terms: Option<&[Term]>,
@@ -253,14 +253,14 @@ impl<'a> Problem<'a> {
         Ok(losses)
     }
 
-    /// What each row has in the columns of which something holds.
+    /// Sums each row's weights over the columns that satisfy a predicate.
     fn sums(&self, within: impl Fn(usize) -> bool) -> Result<Vec<f64>, Error> {
         let mut marks: Vec<f32> =
             (0..self.stride).map(|i| f32::from(u8::from(!within(i)))).collect();
         self.sweep(None, 0.5, &mut marks, &[])
     }
 
-    /// About what each row loses to a set, in units of its budget.
+    /// Returns the approximate loss of each row to a set, in units of its budget.
     pub(super) fn ratios(&self, kept: &[bool]) -> Result<Vec<f64>, Error> {
         let n = self.frame.columns();
         let losses = self.sums(|i| i < n && self.frame.visible[i] && !kept[i])?;
@@ -271,10 +271,12 @@ impl<'a> Problem<'a> {
         Ok(losses.map(ratio).collect())
     }
 
-    /// What stored weights prove of the tail mass of each row: its lower and its upper end. The weights were made in f64.
+    /// Returns the lower and upper end of each row's tail mass that its stored weights prove. The weights were made in
+    /// f64.
     ///
-    /// A weight is within [`STORED`] of the one computed, a sum of them within [`SUMMED`] and what its parts lose in f64; where
-    /// it is 0, the real one may be as large as the smallest that f32 holds (as 2^-1021 in f64, for which a slack allows).
+    /// A weight is within [`STORED`] of the computed one, a sum of weights within [`SUMMED`] and the f64 rounding of
+    /// its parts. Where a weight is 0, the real one may be as large as the smallest f32 number (as 2^-1021 in f64, for
+    /// which a slack allows).
     pub(super) fn masses(
         &self,
         kept: &[bool],

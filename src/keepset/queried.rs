@@ -1,4 +1,4 @@
-//! Rows of queries over keys, scored where they are asked for: never all at once.
+//! Rows of queries over keys, scored on demand and never all at once.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,43 +16,43 @@ use crate::runtime::interrupt;
 use crate::runtime::threads;
 use crate::select::{HIDDEN, RowWeights, certify_listed, weigh_row};
 
-/// Rows that are scored together.
+/// Rows scored together.
 const TOGETHER: usize = 16;
-/// The same where they need little room.
+/// Rows scored together if they need little memory.
 const MOST_TOGETHER: usize = 128;
 /// Terms of products between two checks for an interrupt.
 const PORTION: usize = 1 << 33;
 
-/// Rows of queries with the budgets of all, of which some are to be served.
+/// Rows of queries with the budgets of all, some of which are to be served.
 pub(super) struct Queried<'a> {
     pub(super) families: &'a [Family<'a>],
-    /// The keys of each family, if they are held.
+    /// Keys of each family in panels, if they are held.
     pub(super) laid: Vec<Option<Laid>>,
     pub(super) eps: PerRow<'a, f64>,
     pub(super) rounding: Rounding,
-    /// The rows that are to be served; all if there is no list.
+    /// Rows to be served; all without a list.
     pub(super) counted: Option<Vec<usize>>,
     pub(super) rows: usize,
     pub(super) keys: usize,
-    /// The last key that a row to be served sees, and one behind it.
+    /// One past the last key that a row to be served sees.
     pub(super) seen: usize,
-    /// Keys of a column.
+    /// Keys per column.
     pub(super) block_size: usize,
     pub(super) simd: Simd,
     pub(super) threads: usize,
     pub(super) scratch: Scratch,
-    /// Of each row the sum of its weights, once it has been looked at.
+    /// Sum of the weights of each row, once computed.
     pub(super) totals: Vec<OnceLock<Total>>,
 }
 
-/// Room for scores, passed on from task to task.
+/// Buffers for scores, passed from task to task.
 #[derive(Default)]
 pub(super) struct Scratch {
     narrow: Mutex<Vec<Vec<f32>>>,
     wide: Mutex<Vec<Vec<f64>>>,
 }
 
-/// Takes room of at least a length for as long as `work` takes.
+/// Lends a buffer of at least `len` to `work`.
 fn lent<T: Clone + Default, R>(
     shelf: &Mutex<Vec<Vec<T>>>,
     len: usize,
@@ -68,7 +68,7 @@ fn lent<T: Clone + Default, R>(
     answer
 }
 
-/// Some rows of a family, ready to be scored: of each its entries, how many keys it sees, and a radius.
+/// Some rows of a family, ready to be scored: their entries, the number of keys each sees, and radii.
 struct Some {
     queries: Vec<f64>,
     sees: Vec<i64>,
@@ -76,16 +76,16 @@ struct Some {
 }
 
 impl Some {
-    /// The most that one of them sees.
+    /// Returns the largest number of keys that one of the rows sees.
     fn reach(&self) -> usize {
         self.sees.iter().copied().max().unwrap_or(0).unsigned_abs() as usize
     }
 }
 
-/// What is proven of a row: the ends of its tail mass, and whether it is within its budget.
+/// Proof about a row: the ends of its tail mass, and `true` if it is within its budget.
 type Ends = (f64, f64, bool);
 
-/// Nothing is proven yet.
+/// Ends before anything is proven.
 const OPEN: Ends = (0.0, 1.0, false);
 
 impl Source for Queried<'_> {
@@ -143,13 +143,13 @@ impl Source for Queried<'_> {
 }
 
 impl Queried<'_> {
-    /// A row that is to be served, among all.
+    /// Returns the number, among all rows, of a row to be served.
     fn row(&self, row: usize) -> usize {
         self.counted.as_ref().map_or(row, |counted| counted[row])
     }
 
-    /// The families of rows, with the places of these in their list. Neighbours in the list that belong to one family go
-    /// together.
+    /// Returns the families of rows, with the places of these rows in the list. Adjacent rows of one family are
+    /// grouped.
     fn by_family(&self, listed: &[usize]) -> Vec<(usize, Range<usize>)> {
         let mut parts: Vec<(usize, Range<usize>)> = Vec::new();
         for (at, &row) in listed.iter().enumerate() {
@@ -162,7 +162,7 @@ impl Queried<'_> {
         parts
     }
 
-    /// The keys of a family, if need be laid again.
+    /// Returns the panels of a family, laid out again if they are not held.
     fn laid(&self, f: usize) -> Result<Cow<'_, Laid>, Error> {
         match &self.laid[f] {
             Some(laid) => Ok(Cow::Borrowed(laid)),
@@ -170,7 +170,7 @@ impl Queried<'_> {
         }
     }
 
-    /// Tasks between two checks for an interrupt.
+    /// Returns the number of tasks between two checks for an interrupt.
     fn portion(&self, f: usize) -> usize {
         let family = &self.families[f];
         let work = TOGETHER.saturating_mul(family.len.max(1)).saturating_mul(family.dim);
@@ -197,7 +197,7 @@ impl Queried<'_> {
         Ok(some)
     }
 
-    /// Scores some rows of a family in f64, and has them looked at.
+    /// Scores some rows of a family in f64, and passes the scores to `work`.
     fn wide<R>(
         &self,
         (f, laid): (usize, &Laid),
@@ -239,7 +239,7 @@ impl Queried<'_> {
         })
     }
 
-    /// The weights of columns from those of keys.
+    /// Sums the weights of keys to those of columns.
     fn add_up(&self, single: &[f32], slot: &mut [f32]) {
         slot.fill(0.0);
         for (to, keys) in slot.iter_mut().zip(single[..self.keys].chunks(self.block_size)) {
@@ -249,10 +249,10 @@ impl Queried<'_> {
         }
     }
 
-    /// What rows lose to a set of columns: by products in f32, and by such in f64 where those prove neither that a row is within
-    /// its budget nor that it is not. Of rows that were looked at before, only the products with what is kept are needed.
+    /// Certifies the loss of rows to a set of columns: by f32 products, then by f64 products for rows that those leave
+    /// undecided. Rows whose totals are known need only the products with the kept keys.
     pub(super) fn certify(&self, kept: &[bool], listed: &[usize]) -> Result<Certificate, Error> {
-        // The last of the blocks may end with keys that no row to be served sees: these are not kept.
+        // The last block may end with keys that no row to be served sees: these are not kept.
         let mut keys: Vec<u8> =
             (0..self.seen).map(|key| u8::from(kept[key / self.block_size])).collect();
         keys.resize(self.keys.next_multiple_of(BESIDE), 0);
@@ -291,8 +291,8 @@ impl Queried<'_> {
         Ok(all)
     }
 
-    /// Has rows of a family looked at, given as places in a list, so many together at the most, and writes what is found to the
-    /// same places.
+    /// Runs `work` on rows of a family, given as places in a list, at most `most` together, and writes the results to
+    /// the same places.
     fn look(
         &self,
         f: usize,
@@ -317,11 +317,11 @@ impl Queried<'_> {
         Ok(())
     }
 
-    /// Those of some rows of a family of which products in f32 say something, and their places among all. What is found of a row
-    /// must not depend on those beside it, which the number of threads decides.
+    /// Reads the rows of a family whose f32 radius is useful, with their places. The result of a row must not depend on
+    /// its neighbours, which depend on the number of threads.
     fn read_narrow(&self, f: usize, rows: &[usize]) -> Result<(Vec<usize>, Narrow), Error> {
         let family = &self.families[f];
-        // A negated entry makes negated products, to the bit.
+        // A negated entry gives negated products, bit for bit.
         let sign = if family.block.scale < 0.0 { -1.0 } else { 1.0 };
         let mut places = Vec::with_capacity(rows.len());
         let mut some = Narrow {
@@ -365,7 +365,7 @@ impl Queried<'_> {
         Ok(found)
     }
 
-    /// The same from what is kept or dropped of rows whose totals are known.
+    /// Certifies from the kept or the dropped keys alone, for rows whose totals are known.
     fn certify_again(&self, f: usize, picked: &Picked, rows: &[usize]) -> Result<Vec<Ends>, Error> {
         let (places, Narrow { queries, sees, radii }) = self.read_narrow(f, rows)?;
         let (family, simd) = (&self.families[f], self.simd);
@@ -410,7 +410,7 @@ fn certify_rows(
     certify_listed(scores, &Keep::Mask { kept: keys, strides: &[0] }, eps, &all, 1)
 }
 
-/// Tasks in portions.
+/// Splits tasks into portions.
 fn portions<T>(tasks: Vec<T>, size: usize) -> impl Iterator<Item = Vec<T>> {
     let mut tasks = tasks.into_iter();
     std::iter::from_fn(move || {

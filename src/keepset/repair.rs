@@ -1,11 +1,11 @@
-//! A set that some rows cannot afford yet: the columns that help them most are taken back, one by one.
+//! Repair of a set that some rows cannot afford: the columns that help them most are added, one by one.
 
 use std::collections::BinaryHeap;
 
 use super::problem::Problem;
 use crate::error::Error;
 
-/// A column and what it is worth to the rows that lack something.
+/// A column and its value to the rows over budget.
 #[derive(PartialEq)]
 struct Offer {
     value: f64,
@@ -26,10 +26,10 @@ impl PartialOrd for Offer {
     }
 }
 
-/// Adds columns to a set until every row of the program is within its budget, and says how many.
+/// Adds columns to a set until every row of the program is within its budget, and returns their number.
 ///
-/// A column is worth what it takes off the rows' excess over their budgets, in units of those. Worths only shrink, so the best
-/// one is found by looking again at the one that seemed best.
+/// A column's value is its reduction of the rows' excess, in units of their budgets. Values only shrink, so the best
+/// column is found by computing again the value of the seemingly best one.
 pub(super) fn repair(problem: &Problem<'_>, kept: &mut [bool]) -> Result<usize, Error> {
     let inverses: Vec<f64> = (0..problem.rows())
         .map(|j| (problem.aims[j] * problem.totals[j] / (1.0 + problem.margin[j])).recip())

@@ -1,10 +1,9 @@
-//! Row by row as they are needed: the program is solved for some rows, others are checked against its set, and those that lose
-//! too much join.
+//! Rounds of solving for some rows and checking the others; rows that lose too much join.
 //!
-//! Few rows of many set a limit. A set that is within the budget of every row is feasible, whichever rows it was found
-//! for, and a lower bound for some rows is one for all; so what comes out of the last round is enclosed as if all rows had been
-//! in the program. Weights are held for its rows only. Of the others a sample is checked first, which grows as long as its rows
-//! keep to their budgets; then those that were near their budgets, and at last all.
+//! Few rows of many set a limit. A set within the budget of every row is feasible, for any rows it was found with, and
+//! a lower bound for some rows is one for all. So the last round encloses the size as if all rows had been in the
+//! program. Weights are held for its rows only. The others are checked in order: a sample, which grows while its rows
+//! keep to their budgets; then the rows near their budgets; at last all.
 
 use super::frame::Frame;
 use super::problem::{Best, Problem};
@@ -15,39 +14,39 @@ use crate::error::Error;
 use crate::runtime::interrupt;
 use crate::runtime::memory::{filled, list};
 
-/// Rows that may join in a round: as many as there are, within these limits.
+/// Least and most rows that may join in a round; in between, as many as the program has.
 const JOIN: (usize, usize) = (16, 512);
-/// The first sample, in rows for each of the first program; by how much it grows.
+/// Ratio of the first sample to the rows of the first program, and of each sample to the previous one.
 const GROWTH: usize = 4;
-/// One row in so many of a sample may lose too much for the sample to grow.
+/// Inverse of the largest share of a sample that may lose too much for the sample to grow.
 const TOLERATED: usize = 64;
-/// Share of the first sample that loses too much beyond which rows are taken to have a say each, so that all of them are weighed:
-/// in any case, and where most rows of the first program have one.
+/// Share of the first sample losing too much above which all rows are weighed: in any case, and if most rows of the
+/// first program set a limit.
 const MOST: (f64, f64) = (0.75, 0.2);
-/// Bytes of weights up to which that is done, and which rows that were chosen may take.
+/// Bytes of weights up to which all rows are weighed; also the limit for the selected rows.
 const AT_ONCE: usize = 1 << 29;
-/// Rows that lose this share of their budget are looked at before all are.
+/// Share of the budget from which rows are checked before all others.
 const NEAR: f32 = 0.9;
-/// A row without a say is left out if it loses less than this share of its budget.
+/// Share of the budget below which a row without influence is removed.
 const IDLE: f64 = 0.9;
-/// Rounds, after which sets are only repaired.
+/// Number of rounds, after which sets are only repaired.
 const ROUNDS: usize = 40;
-/// Rounds in which the lower bound has not grown by one in so many, after which a last set is repaired: of rows with a say that are
-/// many, others lose too much each time.
+/// Rounds, and least relative growth of the lower bound in them (as an inverse), below which a last set is repaired.
+/// With many limiting rows, other rows lose too much each time.
 const STALLED: (usize, usize) = (5, 1000);
 /// Rounds in which a set for all rows may become smaller.
 const POLISHED: usize = 3;
-/// A repair may add one column in so many, and this many in any case.
+/// Most columns that a repair may add: one in so many, and this many in any case.
 const REPAIRED: (usize, usize) = (1000, 1);
-/// Rows that are repaired together.
+/// Rows repaired together.
 const TOGETHER: usize = 256;
-/// Halvings of the range of the loss, when `max_keep` asks for the smallest attainable one: before and after all rows have been
-/// looked at.
+/// Halvings of the range of the loss, when `max_keep` asks for the least attainable one: before and after all rows are
+/// checked.
 const PROBES: (usize, usize) = (10, 24);
-/// By how much more than the rows of the program another row may lose before it joins, where all lose too much.
+/// Excess over the loss of the program's rows at which another row joins, where all lose too much.
 const WORSE: f64 = 1e-3;
 
-/// A set of columns, and what is proven of it.
+/// A set of columns with its certificates.
 pub(super) struct Found {
     pub(super) kept: Vec<bool>,
     pub(super) status: Status,
@@ -63,7 +62,7 @@ impl Found {
     }
 }
 
-/// A set for all rows of a source.
+/// Finds a set for all rows of a source.
 pub(super) fn solve<S: Source>(source: &S, frame: &Frame, threads: usize) -> Result<Found, Error> {
     let rows = source.rows();
     if frame.visible.iter().all(|visible| !visible) {
@@ -94,7 +93,7 @@ pub(super) fn solve<S: Source>(source: &S, frame: &Frame, threads: usize) -> Res
     rounds.run()
 }
 
-/// Rows in an order in which any first ones are spread over all.
+/// Order of rows in which every prefix is spread over all.
 struct Spread {
     rows: usize,
     step: usize,
@@ -126,23 +125,23 @@ struct Rounds<'a, S> {
     frame: &'a Frame,
     problem: Problem<'a>,
     order: Spread,
-    /// What share of its budget each row was last seen to lose, at the most; 0 if it was not looked at.
+    /// Largest share of its budget that each row was last seen to lose; 0 if it was not checked.
     ratios: Vec<f32>,
-    /// The best lower bound so far, with rows and their weights.
+    /// Best lower bound so far, with rows and their weights.
     bound: (usize, Vec<(usize, f32)>),
-    /// So many rows are checked.
+    /// Number of rows that are checked.
     sample: usize,
-    /// Whether checking them again takes little time.
+    /// `true` if checking them again takes little time.
     fast: bool,
-    /// How often rounding was in the way.
+    /// Number of failures by rounding.
     attempts: usize,
 }
 
-/// What was proven of all rows.
+/// Certificates of all rows.
 struct Judged {
     upper: Vec<f64>,
     lower: Vec<f64>,
-    /// Rows that lose too much, those that lose most first, with their ratios of loss to budget.
+    /// Rows that lose too much, worst first, with their ratios of loss to budget.
     over: Vec<(usize, f64)>,
 }
 
@@ -151,7 +150,7 @@ impl<S: Source> Rounds<'_, S> {
         self.source.rows()
     }
 
-    /// The first program.
+    /// Fills the first program.
     fn begin(&mut self) -> Result<(), Error> {
         let few = self.rows() <= S::LIMITS.few;
         let first = if few { self.rows() } else { S::LIMITS.first };
@@ -164,7 +163,7 @@ impl<S: Source> Rounds<'_, S> {
         self.problem.admit(self.source, &listed)
     }
 
-    /// Whether so many rows can be in the program.
+    /// Returns `true` if that many rows fit in the program.
     fn hold(&self, rows: usize) -> bool {
         rows <= S::LIMITS.few
             || rows.saturating_mul(self.problem.stride * size_of::<f32>()) <= AT_ONCE
@@ -173,7 +172,7 @@ impl<S: Source> Rounds<'_, S> {
     fn run(&mut self) -> Result<Found, Error> {
         let few = self.problem.thorough;
         let mut gain = (0, 0);
-        // A set for all rows, and its round: for some more rounds a smaller one is looked for, which takes time.
+        // A set for all rows, and its round. For some more rounds a smaller set is searched.
         let mut settled: Option<(usize, Found)> = None;
         for round in 0.. {
             interrupt::check()?;
@@ -248,8 +247,8 @@ impl<S: Source> Rounds<'_, S> {
         Ok(self.bounded(found))
     }
 
-    /// Checks the rows that were near their budgets, and then all. What a few of them lack is added to the set if it is little;
-    /// else rows have joined the program, and there is no answer yet.
+    /// Checks the rows near their budgets, then all. A small lack of a few rows is added to the set. Otherwise rows
+    /// have joined the program, and there is no answer yet.
     fn settle(&mut self, best: Best) -> Result<Option<Found>, Error> {
         let near: Vec<usize> = (0..self.rows()).filter(|&j| self.ratios[j] >= NEAR).collect();
         let mut kept = best.kept.clone();
@@ -293,7 +292,7 @@ impl<S: Source> Rounds<'_, S> {
         Ok(false)
     }
 
-    /// Remembers a better lower bound.
+    /// Stores a better lower bound.
     fn take(&mut self, best: &Best) {
         if best.lower_bound > self.bound.0 {
             let mixture = best.mixture.iter();
@@ -302,7 +301,7 @@ impl<S: Source> Rounds<'_, S> {
         }
     }
 
-    /// Leaves out rows of the program that have no say and could lose more.
+    /// Removes rows of the program that set no limit and are far below their budgets.
     fn leave_out(&mut self, best: &Best) -> Result<(), Error> {
         if self.problem.rows() == self.rows() || self.problem.rows() <= S::LIMITS.few {
             return Ok(());
@@ -315,7 +314,7 @@ impl<S: Source> Rounds<'_, S> {
         Ok(())
     }
 
-    /// Of some rows that are not in the program those that lose more than so many times their budget, the worst first.
+    /// Returns the rows outside the program that lose more than `most` times their budget, worst first.
     fn check(
         &mut self,
         kept: &[bool],
@@ -340,7 +339,7 @@ impl<S: Source> Rounds<'_, S> {
         Ok(over)
     }
 
-    /// Of all rows what they lose, and those that lose more than so many times their budget.
+    /// Judges all rows, and lists those that lose more than `most` times their budget.
     fn judge_all(&mut self, kept: &[bool], most: f64) -> Result<Judged, Error> {
         let rows = self.rows();
         let (mut upper, mut lower) = (filled("scores", rows, 0.0)?, filled("scores", rows, 0.0)?);
@@ -372,7 +371,8 @@ impl<S: Source> Rounds<'_, S> {
         Ok(Judged { upper, lower, over })
     }
 
-    /// Lets rows join, the first ones of those given; whether there is room. Of rows of the program only rounding makes such.
+    /// Lets the first of the given rows join. Returns `false` if there is no room. A row of the program is listed only
+    /// by rounding.
     fn join(&mut self, over: &[(usize, f64)]) -> Result<bool, Error> {
         let inside = |row: &usize| self.problem.listed.contains(row);
         let most = self.problem.rows().clamp(JOIN.0, JOIN.1);
@@ -414,7 +414,7 @@ impl<S: Source> Rounds<'_, S> {
         self.bounded(Found { kept, status, upper, lower, lower_bound: 0, weights })
     }
 
-    /// The same set with the best lower bound so far.
+    /// Returns the set with the best lower bound so far.
     fn bounded(&self, mut found: Found) -> Found {
         found.weights.fill(0.0);
         for &(row, weight) in &self.bound.1 {
@@ -424,7 +424,7 @@ impl<S: Source> Rounds<'_, S> {
         found
     }
 
-    /// The set with what all rows need beside: no more rows can or shall join the program.
+    /// Returns the set with the columns that the rows still lack, when no more rows join the program.
     fn repaired(&mut self, best: Best) -> Result<Found, Error> {
         let Best { mut kept, .. } = best;
         for pass in 0.. {
@@ -460,7 +460,7 @@ impl<S: Source> Rounds<'_, S> {
         Ok(())
     }
 
-    /// A set of as many columns as are allowed, fewer than all rows need.
+    /// Finds a set of `max_keep` columns, fewer than all rows need.
     fn run_over(&mut self) -> Result<Found, Error> {
         let mut round = 0;
         loop {
@@ -474,7 +474,7 @@ impl<S: Source> Rounds<'_, S> {
                 let over = self.check(&best.kept, first, most)?;
                 let inside = self.problem.rows();
                 self.join_over(&over)?;
-                // Where there is no room for more rows, the others are still looked at.
+                // Without room for more rows, the others are still checked.
                 if over.len() <= self.sample / TOLERATED || self.problem.rows() == inside {
                     self.sample = self.sample.saturating_mul(GROWTH).min(self.rows());
                 }
@@ -505,7 +505,7 @@ impl<S: Source> Rounds<'_, S> {
         }
     }
 
-    /// Lets rows join as far as there is room; those of the program do not count.
+    /// Lets rows join as far as there is room; rows of the program do not count.
     fn join_over(&mut self, over: &[(usize, f64)]) -> Result<(), Error> {
         let most = self.problem.rows().clamp(JOIN.0, JOIN.1);
         let listed = &self.problem.listed;

@@ -11,14 +11,14 @@ use crate::select::{self, RowWeights, certify_listed};
 
 /// Scores weighed between two checks for an interrupt.
 const PORTION: usize = 1 << 24;
-/// Rows that are looked at one after another.
+/// Rows judged per task.
 const PART: usize = 64;
 
 /// Scores with the budgets of their rows.
 pub(super) struct Scored<'a> {
     pub(super) scores: &'a Scores<'a>,
     pub(super) eps: PerRow<'a, f64>,
-    /// The same, row by row.
+    /// The budgets row by row.
     pub(super) budgets: &'a [f64],
     pub(super) threads: usize,
 }
@@ -63,7 +63,7 @@ impl Source for Scored<'_> {
 }
 
 impl Scored<'_> {
-    /// Looks at every row.
+    /// Marks the columns that rows see.
     pub(super) fn seen(&self) -> Result<Seen, Error> {
         let (rows, n) = (self.scores.rows(), self.scores.longest());
         check_memory("scores", n, 2)?;

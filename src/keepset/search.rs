@@ -1,9 +1,8 @@
-//! The search for a set and for multipliers that prove it small.
+//! Search for a set, and for multipliers that prove it small.
 //!
-//! From coarse to fine: a sample of the keys gives multipliers to start from; then all keys are mixed once per level, which
-//! gives a lower bound and tells which keys are far from the boundary, and the multipliers are improved on the keys
-//! near it alone, with the others left where they are. At the finer levels the keys near the boundary are walked, worst
-//! first, for a set.
+//! From coarse to fine: a sample of the keys gives the first multipliers. Then each level mixes all keys once, which
+//! gives a lower bound and separates the keys far from the boundary. The multipliers are improved on the near keys
+//! alone, with the others fixed. At the finer levels the keys near the boundary are walked, worst first, for a set.
 
 use super::bound::{Crossing, crossing};
 use super::dual::{Part, StepRule};
@@ -17,24 +16,24 @@ use crate::runtime::memory::check_memory;
 
 /// Weights in the largest sample.
 const SAMPLE: usize = 1 << 20;
-/// Keys in the smallest and in the largest.
+/// Keys in the smallest and in the largest sample.
 const SAMPLE_KEYS: (usize, usize) = (1024, 16384);
-/// Multiplicative rounds to begin with.
+/// First multiplicative rounds.
 const ROUNDS: usize = 24;
-/// The weights of keys near the boundary lie within this factor of its, and the half width of the ramp there.
+/// Per level: relative distance from the boundary of the near keys' weights, and half width of the ramp.
 const LEVELS: [(f32, f32); 5] =
     [(0.9, 0.3), (0.4, 0.15), (0.15, 0.05), (0.05, 0.015), (0.02, 0.005)];
-/// Levels that follow a sample.
+/// Number of levels after a sample.
 const AFTER_SAMPLE: usize = 1;
-/// Near the boundary are at least this many keys.
+/// Least number of keys near the boundary.
 const LEAST_NEAR: usize = 256;
-/// Up to this many keys near the boundary are worth a walk at levels other than the last.
+/// Largest number of keys near the boundary for a walk at levels other than the last.
 const WORTH_A_WALK: usize = 3072;
-/// Keys on a ramp, for each row that has a say, that are worth another level.
+/// Keys on a ramp, per row with influence, that are worth another level.
 const FULL: usize = 1;
-/// Levels that are too coarse for that to matter.
+/// Number of levels too coarse for that rule.
 const COARSE: usize = 2;
-/// One key in this many may be found on the other side of the boundary before a level is repeated.
+/// Inverse share of keys that change sides of the boundary above which a level is repeated.
 const CROSSING: usize = 512;
 /// Mixtures of all keys in one search.
 const MOST_VIEWS: usize = 12;
@@ -44,15 +43,15 @@ const STEPS: (usize, f64) = (6, 3e-3);
 /// Factors of a mixture are at most this, so that nothing overflows.
 const LARGEST_FACTOR: f64 = 1e30;
 
-/// The program for one vector of budgets.
+/// Program for one vector of budgets.
 pub(super) struct SetSearch<'p, 'a> {
     problem: &'p Problem<'a>,
     eps: &'p [f64],
     /// Rows that set a limit.
     rows: Vec<usize>,
-    /// The inverses of their budgets in units of their weights, with the margin set aside.
+    /// Inverses of their budgets in units of their weights, without the margin.
     inverses: Vec<f64>,
-    /// What a weight of 0 may weigh, in units of the budgets.
+    /// Upper bound on a weight stored as 0, in units of the budgets.
     flushed: Vec<f64>,
 }
 
@@ -61,9 +60,9 @@ struct View {
     mixed: Vec<f32>,
     /// Keys below this are dropped, unless they are known to matter.
     low: f32,
-    /// Empty if there are none.
+    /// Keys known to matter; empty if there are none.
     known: Vec<bool>,
-    /// What that leaves of each budget, in its own units.
+    /// Remainder of each budget after that, in its own units.
     left: Vec<f64>,
 }
 
@@ -88,7 +87,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         SetSearch { problem, eps, rows, inverses, flushed }
     }
 
-    /// The rows and factors of a mixture.
+    /// Returns the rows and factors of a mixture.
     fn terms(&self, multipliers: &[f64]) -> Vec<Term> {
         let factors = (self.rows.iter().zip(multipliers).zip(&self.inverses))
             .filter(|((_, a), _)| **a > 0.0)
@@ -96,8 +95,8 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         self.problem.terms(factors)
     }
 
-    /// Improves both bounds (only the lower one without walks), from the multipliers of all rows of the program if there are
-    /// any, and returns those it ends with.
+    /// Improves both bounds (without walks only the lower one), starting from the multipliers in `start`, and returns
+    /// the last multipliers.
     pub(super) fn improve(
         &self,
         walks: bool,
@@ -144,7 +143,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             let before = a.clone();
             a = part.descend(self.problem.simd, a, half, STEPS)?;
             interrupt::check()?;
-            // A ramp with hardly more keys than rows that have a say tells nothing more about them.
+            // A ramp with hardly more keys than limiting rows gives no more information on them.
             let active = a.iter().filter(|a| **a > 0.0).count();
             let last = level + 1 == LEVELS.len()
                 || level >= COARSE
@@ -163,7 +162,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
                 a = self.spread(before)?;
                 view = self.view(&mut a, LEVELS[level].0, best)?;
             } else if !settled {
-                // The part was too small a model: go on with these keys and those that are near now.
+                // The part was too small: continue with these keys and those that are near now.
                 self.settle(&mut view, &part.keys)?;
             } else if last {
                 break;
@@ -177,7 +176,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         Ok(a)
     }
 
-    /// Multipliers to start from, and the level to start at.
+    /// Returns the first multipliers, and the first level.
     fn begin(&self, best: &mut Best) -> Result<(Vec<f64>, usize), Error> {
         let (simd, competing) = (self.problem.simd, self.problem.frame.competing);
         let (least, most) = SAMPLE_KEYS;
@@ -205,7 +204,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         Ok((a, AFTER_SAMPLE))
     }
 
-    /// A few multiplicative rounds on all keys: a sample says little about rows whose losses are a few heavy keys.
+    /// Runs a few multiplicative rounds on all keys: a sample says little about rows that lose a few heavy keys.
     fn spread(&self, mut a: Vec<f64>) -> Result<Vec<f64>, Error> {
         let mut mixed = vec![0.0; self.problem.stride];
         let seed = 1e-3 * a.iter().sum::<f64>() / a.len() as f64;
@@ -223,14 +222,14 @@ impl<'p, 'a> SetSearch<'p, 'a> {
                 *a *= (alpha + ratios[j]) / (1.0 + alpha * ratios[j]);
             }
         }
-        // Rows that have not gained from so little have no say.
+        // Rows that gained nothing from so little set no limit.
         for (a, ratio) in a.iter_mut().zip(ratios) {
             *a = if *a <= seed && ratio < 0.5 { 0.0 } else { *a };
         }
         Ok(a)
     }
 
-    /// Every so many of the competing keys.
+    /// Gathers every `stride`-th competing key.
     fn sample(&self, stride: usize) -> Result<Part, Error> {
         let competing =
             (0..self.problem.frame.columns()).filter(|&i| self.problem.frame.competes(i));
@@ -240,7 +239,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     }
 
     fn part(&self, keys: Vec<u32>, free: Vec<f64>, share: f64) -> Result<Part, Error> {
-        // Weights, and of each row and each key a few numbers.
+        // Weights, and a few numbers per row and per key.
         check_memory(
             "scores",
             self.rows.len().saturating_mul(padded_stride(keys.len())),
@@ -253,10 +252,10 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         Part::new(&rows, keys, (free, share), self.problem.threads)
     }
 
-    /// Mixes all keys, takes the lower bound from that, and scales the multipliers so that the boundary is at 1. Also sums
-    /// what rows lose to the keys that are clearly below it.
+    /// Mixes all keys, updates the lower bound, and scales the multipliers so that the boundary is at 1. Also sums the
+    /// rows' losses to the keys clearly below it.
     fn view(&self, a: &mut [f64], near: f32, best: &mut Best) -> Result<View, Error> {
-        /// Scales that are as good as 1, relative to what is near.
+        /// Largest deviation of a scale that counts as 1, relative to the near range.
         const SCALED: f32 = 0.2;
         let (problem, frame) = (self.problem, self.problem.frame);
         let terms = self.terms(a);
@@ -285,7 +284,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         Ok(view)
     }
 
-    /// Takes some keys out of those that are clearly below the boundary.
+    /// Takes some keys out of those clearly below the boundary.
     fn settle(&self, view: &mut View, known: &[u32]) -> Result<(), Error> {
         view.known = vec![false; self.problem.stride];
         for &key in known {
@@ -295,7 +294,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         self.lower(view, losses)
     }
 
-    /// Lowers the level of what is clearly below the boundary until every row can afford that.
+    /// Lowers `low` until every row can afford the keys below it.
     fn lower(&self, view: &mut View, mut losses: Vec<f64>) -> Result<(), Error> {
         loop {
             view.left = self.left_after(&losses, view);
@@ -307,7 +306,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         }
     }
 
-    /// What keys below `low` leave of each budget, in its own units.
+    /// Returns the remainder of each budget after the keys below `low`, in its own units.
     fn left_after(&self, losses: &[f64], view: &View) -> Vec<f64> {
         let dropped =
             (0..self.problem.frame.columns()).filter(|&i| view.is_below(i)).count() as f64;
@@ -321,7 +320,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         .collect()
     }
 
-    /// The keys near the boundary, and others that are known to matter.
+    /// Gathers the keys near the boundary, and others known to matter.
     fn near(&self, view: &View, near: f32) -> Result<Part, Error> {
         let mut high = 1.0 + near;
         let within =
@@ -337,7 +336,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         self.part(keys, view.left.clone(), 1.0)
     }
 
-    /// Looks for a smaller set: everything below the part goes, and of the part what a walk drops.
+    /// Searches for a smaller set: drops everything below the part, and the walk's choice from the part.
     fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) -> Result<(), Error> {
         let (problem, frame) = (self.problem, self.problem.frame);
         let mixed = part.mixed(problem.simd, a);
@@ -358,7 +357,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         Ok(())
     }
 
-    /// Drops keys beyond the part that every row can still afford, and says how many.
+    /// Drops keys beyond the part that every row can still afford, and returns their number.
     fn drop_the_rest(
         &self,
         view: &View,
@@ -369,7 +368,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     ) -> usize {
         let mut order: Vec<usize> = (0..self.rows.len()).collect();
         order.sort_by(|&j, &k| left[j].total_cmp(&left[k]).then(j.cmp(&k)));
-        // A key that fits weighs no more in the mixture than what is left does.
+        // A key that fits weighs no more in the mixture than the remainder.
         let most: f64 = a.iter().zip(&left).map(|(a, left)| a * left.max(0.0)).sum();
         let charge = |j: usize, key: usize| {
             let weight = f64::from(self.problem.row(self.rows[j])[key]);
@@ -381,7 +380,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             if inside.next_if_eq(&(i as u32)).is_some() || view.is_below(i) {
                 continue;
             }
-            // Columns that do not compete, those that fill up a group among them, weigh infinitely much.
+            // Columns that do not compete, and the padding of a group, have infinite weight.
             let competes = mixed < f32::INFINITY;
             let light = f64::from(mixed) <= 1.01 * most;
             if competes && light && order.iter().all(|&j| charge(j, i) <= left[j]) {
@@ -403,7 +402,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         dropped
     }
 
-    /// The competing keys with their weights in a mixture, best first.
+    /// Returns the competing keys by their weights in a mixture, best first.
     pub(super) fn ranked(&self, multipliers: &[f64]) -> Result<Vec<u32>, Error> {
         let mut mixed = vec![0.0; self.problem.stride];
         let factors: Vec<f64> = self.rows.iter().map(|&row| multipliers[row]).collect();
@@ -416,7 +415,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     }
 }
 
-/// How many keys outside a part, whose sides it takes for granted, have changed sides.
+/// Returns the number of keys outside a part that changed sides.
 fn crossed(before: &View, after: &View, part: &[u32]) -> usize {
     let mut part = part.iter().copied().peekable();
     (0..before.mixed.len())

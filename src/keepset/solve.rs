@@ -1,14 +1,14 @@
-//! A set and a lower bound for the rows that a program has.
+//! Set and lower bound for the rows of a program.
 
 use super::problem::{Best, Problem};
 use super::search::SetSearch;
 use crate::error::Error;
 
-/// Where a set is larger than the lower bound by more than one column in so many, the search begins anew.
+/// Inverse relative distance of a set from the lower bound above which the search starts again.
 const FAR: usize = 64;
 
 impl Problem<'_> {
-    /// A small set within the budgets of all rows of the program, and a lower bound; `max_keep` does not count.
+    /// Finds a small set within the budgets of all rows of the program, and a lower bound; `max_keep` does not count.
     pub(super) fn search(&mut self) -> Result<Best, Error> {
         let mut best = self.all_visible();
         if self.frame.forced_count < best.size {
@@ -29,15 +29,16 @@ impl Problem<'_> {
         Ok(best)
     }
 
-    /// Where rounding has eaten the margin of some row: sets more aside, in the end everything, so that all columns are kept.
+    /// Raises the margin of rows whose margin rounding has used up; in the end to infinity, so that all columns are
+    /// kept.
     pub(super) fn set_more_aside(&mut self, attempt: usize) {
         for margin in &mut self.margin {
             *margin = if attempt < 2 { 64.0 * *margin + 1e-9 } else { f64::INFINITY };
         }
     }
 
-    /// Finds a set of `max_keep` columns whose largest ratio of loss to budget is small: bisection on a common factor of
-    /// all budgets, in so many halvings.
+    /// Finds a set of `max_keep` columns whose largest ratio of loss to budget is small, by `probes` bisections of a
+    /// common factor of all budgets.
     pub(super) fn shrink(&self, probes: usize) -> Result<Best, Error> {
         let least = self.aims.iter().copied().filter(|e| *e > 0.0).fold(1.0, f64::min);
         let (mut low, mut high) = (0.0, -least.ln());
@@ -56,7 +57,7 @@ impl Problem<'_> {
             }
         }
         let mut kept = fitting.map_or_else(|| self.frame.forced.clone(), |probe| probe.kept);
-        // Use every column that is allowed, the most valuable first.
+        // Use every allowed column, the most valuable first.
         let mut size = kept.iter().filter(|k| **k).count();
         let equal = vec![1.0; self.rows()];
         let alone = self.multipliers.iter().all(|a| *a <= 0.0);
@@ -72,7 +73,7 @@ impl Problem<'_> {
         Ok(Best { kept, size, ..self.all_visible() })
     }
 
-    /// A lower bound for sets that lose, in each row of the program, at most the budget or what is given.
+    /// Returns a lower bound for sets that lose, in each row of the program, at most the budget or the given loss.
     pub(super) fn bound_for(&self, losses: &[f64], size: usize) -> Result<Best, Error> {
         let achieved: Vec<f64> = (self.aims.iter().zip(losses))
             .map(|(aim, loss)| aim.max(*loss).min(1f64.next_down()))

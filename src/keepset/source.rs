@@ -1,4 +1,4 @@
-//! What the search asks of rows, wherever they come from.
+//! Interface of rows to the search.
 
 use crate::certificate::Certificate;
 use crate::error::Error;
@@ -10,24 +10,24 @@ pub(super) trait Source {
 
     fn rows(&self) -> usize;
 
-    /// Keys of a column, at the most.
+    /// Returns the most keys of a column.
     fn block_size(&self) -> usize {
         1
     }
 
-    /// The budget of a row.
+    /// Returns the budget of a row.
     fn eps(&self, row: usize) -> f64;
 
-    /// Whether to judge a row again takes little time, so that all may be judged in every round.
+    /// Returns `true` if judging a row again is cheap, so that all may be judged in every round.
     fn looks_again_fast(&self) -> bool {
         false
     }
 
-    /// Writes the weight of every column in some rows, each `stride` places long: `HIDDEN` for what is masked, unless the
-    /// row is whole, and 0 beyond the last.
+    /// Writes the weight of every column in some rows, each `stride` long: `HIDDEN` for a masked column, unless the row
+    /// is whole, and 0 beyond the last.
     ///
     /// # Errors
-    /// Whatever is wrong with a row, or [`Error::Interrupted`].
+    /// The error of an invalid row, or [`Error::Interrupted`].
     fn weigh(
         &self,
         listed: &[usize],
@@ -35,30 +35,30 @@ pub(super) trait Source {
         to: &mut [f32],
     ) -> Result<Vec<RowWeights>, Error>;
 
-    /// What some rows, in ascending order, lose to a set of columns.
+    /// Certifies the loss of some rows, in ascending order, to a set of columns.
     ///
     /// # Errors
     /// As [`Source::weigh`].
     fn judge(&self, kept: &[bool], listed: &[usize]) -> Result<Certificate, Error>;
 }
 
-/// How rows of a source are dealt with.
+/// Limits on the rows of a source in the program.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Up to so many are in the program from the beginning.
+    /// Number of rows up to which all are in the program from the beginning.
     pub(super) few: usize,
-    /// Of more, so many.
+    /// Number of rows at the beginning if there are more.
     pub(super) first: usize,
-    /// Whether rows of the program that their stored weights prove to be within their budgets are judged by nothing else. Those
-    /// weights are then made of sums and exponentials in f64.
+    /// `true` if stored weights alone judge rows of the program that they prove to be within their budgets. Those
+    /// weights are then made of f64 sums and exponentials.
     pub(super) stored: bool,
 }
 
-/// The columns that rows see.
+/// Columns that rows see.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
-    /// Those that at least one row sees.
+    /// Columns that at least one row sees.
     pub(super) visible: Vec<bool>,
-    /// Those that a row sees that may lose nothing.
+    /// Columns seen by a row that may lose nothing.
     pub(super) lossless: Vec<bool>,
 }

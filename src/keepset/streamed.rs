@@ -1,4 +1,4 @@
-//! What rows lose to a set of keys, by products in f32 that are summed up block by block: no row of scores is ever held.
+//! Loss of rows to a set of keys, by f32 products summed block by block. No row of scores is ever held.
 //!
 //! The weights of a block are relative to its largest score, and are brought to the largest so far by a factor in f64.
 //! Each such step is off by less than [`STEP`]: its argument is at most 708 and rounds twice, the exponential is within 2^-50,
@@ -12,7 +12,7 @@ use crate::numerics::certified_sums::{ErrorBound, SplitSums, exp};
 const BLOCK: usize = 512;
 /// Queries whose products with a block are held together.
 pub(super) const ABREAST: usize = 16;
-/// How far the products of two queries are apart: not a power of two.
+/// Distance of the products of two queries: not a power of two.
 const APART: usize = BLOCK + LANES;
 /// The relative error of bringing a sum to another largest score and adding to it.
 const STEP: f64 = 1.0 / 2_199_023_255_552.0;
@@ -30,28 +30,28 @@ pub(super) struct Sums {
     split: SplitSums,
 }
 
-/// The sum of all weights of a row, relative to its largest score.
+/// Sum of all weights of a row, relative to its largest score.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Total {
     largest: f32,
     sum: f64,
 }
 
-/// Queries of a family, ready for products in f32: their entries, how many keys each sees, and how far its scores may be off.
+/// Queries of a family, ready for f32 products: entries, numbers of keys seen, and radii.
 pub(super) struct Narrow {
     pub(super) queries: Vec<f32>,
     pub(super) sees: Vec<usize>,
     pub(super) radii: Vec<f64>,
 }
 
-/// The kept keys of a family side by side, or the others.
+/// Kept keys of a family in panels, or the dropped ones.
 pub(super) struct Picked {
     laid: Laid,
-    /// Their positions, ascending.
+    /// Positions of the keys, ascending.
     keys: Vec<u32>,
-    /// Whether they are the kept ones.
+    /// `true` if these are the kept keys.
     pub(super) kept: bool,
-    /// The same, for each.
+    /// The same flag for each key, and the padding.
     marks: Vec<u8>,
 }
 
@@ -76,7 +76,7 @@ impl Sums {
         self.split.kept += given.kept;
     }
 
-    /// The ends of the real tail mass of a row whose scores may be off by `radius`.
+    /// Returns the ends of the real tail mass of a row whose scores have this radius.
     pub(super) fn ends(&self, radius: f64) -> (f64, f64) {
         let slack = ErrorBound::f32(radius).widened(more(self.split.kept + self.split.dropped));
         let upper = self.split.upper(slack.certify, slack.flush);
@@ -90,8 +90,8 @@ impl Sums {
         Total { largest: self.largest, sum: self.split.tail + self.split.head }
     }
 
-    /// The same for what is kept of a row of `sees` keys, or else what is dropped, where the total is known: the other side is the
-    /// difference, and off by what both sums are off by.
+    /// Returns the ends from the kept keys of a row of `sees` keys, or from the dropped ones, and its total. The other
+    /// side is the difference, with the errors of both sums.
     pub(super) fn ends_within(
         &self,
         (total, of_kept): (Total, bool),
@@ -133,13 +133,13 @@ impl Sums {
     }
 }
 
-/// The relative error of bringing the blocks of so many keys to one largest score.
+/// Returns the relative error of bringing the blocks of that many keys to one largest score.
 fn more(keys: usize) -> f64 {
     (keys / BLOCK + 3) as f64 * STEP
 }
 
 impl Family<'_> {
-    /// What rows lose to the keys whose mark is 0; marks are as many as there are places in the panels.
+    /// Sums the rows' losses to the keys whose mark is 0. There is a mark per place in the panels.
     pub(super) fn stream(
         &self,
         simd: Simd,
@@ -174,7 +174,7 @@ impl Family<'_> {
         sums
     }
 
-    /// What rows have in keys that were picked.
+    /// Sums the rows' weights of the picked keys.
     pub(super) fn stream_picked(
         &self,
         simd: Simd,
@@ -187,7 +187,7 @@ impl Family<'_> {
         self.stream(simd, &picked.laid, (queries, &sees), &picked.marks, room)
     }
 
-    /// Lays those keys side by side that are kept, or those that are not, of what a query sees.
+    /// Lays out the kept keys among those that a query sees, or the dropped ones, in panels.
     pub(super) fn pick(&self, laid: &Laid, marks: &[u8], kept: bool) -> Picked {
         let keys: Vec<u32> =
             (0..self.len as u32).filter(|&key| (marks[key as usize] != 0) == kept).collect();

@@ -1,5 +1,5 @@
-//! Which of the keys near the boundary go: walks from the worst key of the mixture upwards that drop what every row can
-//! still afford, in several orders that differ by a little noise; and exchanges of single keys, which make room for more.
+//! Choice among the keys near the boundary. Walks from the worst key of the mixture upwards drop each key that every
+//! row can still afford, in several orders that differ by a little noise. Exchanges of single keys make room for more.
 
 use super::dual::{Part, SHARED};
 use crate::error::Error;
@@ -10,21 +10,21 @@ use crate::runtime::threads;
 
 /// Walks over the contested keys.
 const TRIALS: u32 = 24;
-/// Rows that a key is compared with at a time; most have an answer after the first of these.
+/// Rows that a key is compared with at a time; most are decided after the first of these.
 const FIRST_ROWS: usize = 16;
 /// Rounds of exchanges.
 const EXCHANGES: usize = 8;
-/// How much of a row's budget is set aside against the rounding of the weights of a part.
+/// Factor that covers the rounding of a part's weights.
 const ROUNDED: f64 = 1.0 + 1.0 / 4_194_304.0;
 
-/// What rows have left, and what was dropped.
+/// Remaining budgets, and the dropped keys.
 #[derive(Clone)]
 struct Walk {
     left: Vec<f64>,
     dropped: Vec<u32>,
 }
 
-/// Keys laid out one behind another, rows with little to spare first.
+/// Keys stored one after another, rows with the least left first.
 struct Columns {
     weights: Vec<f64>,
     rows: usize,
@@ -70,8 +70,8 @@ impl Walk {
         true
     }
 
-    /// Takes dropped keys back, the heaviest first, where that makes room for two others, or for one that weighs less in the
-    /// mixture.
+    /// Takes dropped keys back, the heaviest first, where that makes room for two others, or for one that weighs less
+    /// in the mixture.
     fn exchange(&mut self, columns: &Columns, among: &[(f32, u32)], keys: usize) {
         let mut gone = vec![false; keys];
         for &key in &self.dropped {
@@ -112,7 +112,7 @@ impl Walk {
                     self.left.copy_from_slice(&before);
                 }
             }
-            // Keys that were taken back are still listed, some of them twice.
+            // Keys taken back are still listed, some of them twice.
             self.dropped.clear();
             self.dropped.extend((0..keys as u32).filter(|&key| gone[key as usize]));
             if !changed {
@@ -122,16 +122,17 @@ impl Walk {
     }
 }
 
-/// Keys by the rows that have least left, in f32: most of those that some row cannot afford are told by these, many at a time.
+/// Keys in the rows with the least left, in f32. These rows reject most keys that some row cannot afford, many at a
+/// time.
 struct Tight {
     rows: Vec<usize>,
-    /// Rounded down, key after key for each row, and without end beyond the last.
+    /// Rounded down, key after key for each row, and infinite beyond the last.
     weights: Vec<f32>,
     keys: usize,
 }
 
 impl Tight {
-    /// Keys that are looked at together.
+    /// Keys compared together.
     const TOGETHER: usize = 64;
     const MOST_ROWS: usize = 48;
 
@@ -151,7 +152,7 @@ impl Tight {
         Tight { rows, weights, keys: among.len() }
     }
 
-    /// The keys that these rows can afford, and hardly any others, by their places in the list.
+    /// Finds the keys that these rows can afford, and hardly any others, by their places in the list.
     fn find(&self, left: &[f64], fitting: &mut Vec<u32>) {
         fitting.clear();
         let limits: Vec<f32> = self.rows.iter().map(|&row| f32::at_least(left[row])).collect();
@@ -178,13 +179,13 @@ impl Tight {
     }
 }
 
-/// A number of f32 that is not above another.
+/// Returns the largest f32 number not above another.
 fn below(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) > value { near.next_down() } else { near }
 }
 
-/// A number in [-1, 1) from two others.
+/// Returns a number in [-1, 1) from two others.
 fn noise(trial: u64, key: u32) -> f32 {
     // The finaliser of splitmix64.
     let mut z = trial.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(key) << 1 | 1);
@@ -193,17 +194,17 @@ fn noise(trial: u64, key: u32) -> f32 {
     (z >> 40) as f32 / 8_388_608.0 - 1.0
 }
 
-/// The keys of a part that go, as indices into it, and what is left of each row's budget.
+/// Returns the keys of a part to drop, as indices into it, and the remainder of each row's budget.
 ///
-/// `mixed` are their weights in the mixture, `flushed` is what a weight of 0 may weigh in each row. Exchanges take time,
-/// so there are only `thorough` ones.
+/// `mixed` are their weights in the mixture, `flushed` is the bound on a weight of 0 in each row. Exchanges take time,
+/// so they run only if `thorough`.
 pub(super) fn walk(
     part: &Part,
     (mixed, multipliers): (&[f32], &[f64]),
     flushed: &[f64],
     thorough: bool,
 ) -> Result<(Vec<u32>, Vec<f64>), Error> {
-    // Rows that could lose the whole part have no say.
+    // Rows that could lose the whole part set no limit.
     let loses_all = |j: usize| -> f64 {
         let sum: f64 = part.row(j).iter().map(|weight| f64::from(*weight)).sum();
         sum * ROUNDED + mixed.len() as f64 * flushed[j]
@@ -231,7 +232,7 @@ pub(super) fn walk(
     if order.is_empty() || last_dropped < first_kept {
         return Ok(finish(&plain.dropped, part, flushed));
     }
-    // What is far below the first key that did not fit is dropped in any order.
+    // Keys far below the first that did not fit are dropped in any order.
     let margin = (last_dropped - first_kept) / 2 + 4 * rows.len().min(64);
     let sure = first_kept.saturating_sub(margin);
     let end = (last_dropped + margin).min(order.len());
@@ -254,7 +255,7 @@ pub(super) fn walk(
     };
     let mut best = plain;
     let least = SHARED.div_ceil(contested.len() * FIRST_ROWS);
-    // Of walks that drop as many the first is taken, whoever walked which.
+    // The first of the walks that drop as many, for any assignment to threads.
     for mut walk in threads::map(part.threads, (0..TRIALS).map(u64::from), least, trial)? {
         if prefix.dropped.len() + walk.dropped.len() > best.dropped.len() {
             walk.dropped.splice(..0, prefix.dropped.iter().copied());
@@ -267,7 +268,7 @@ pub(super) fn walk(
     Ok(finish(&best.dropped, part, flushed))
 }
 
-/// What is left of all budgets after a walk, too.
+/// Returns the dropped keys, and the remainder of all budgets.
 fn finish(dropped: &[u32], part: &Part, flushed: &[f64]) -> (Vec<u32>, Vec<f64>) {
     let left = (part.free.iter().enumerate())
         .map(|(j, free)| {
@@ -283,7 +284,7 @@ fn finish(dropped: &[u32], part: &Part, flushed: &[f64]) -> (Vec<u32>, Vec<f64>)
 mod tests {
     use super::*;
 
-    /// No key that every row can afford is passed over, and few others are named.
+    /// Every key that all rows can afford is found, and few others.
     #[test]
     fn tight_rows_tell_what_fits() {
         for (rows, keys, spread) in [(1, 1, 1.0), (3, 64, 2.0), (60, 65, 30.0), (200, 700, 3.0)] {

@@ -1,4 +1,4 @@
-//! What the scores of a row below an edge weigh together.
+//! Weight of a row's scores below an edge.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -10,14 +10,14 @@ use super::weights::{DEPTH, Exp, Sum, WeightFn};
 /// Sums over scores that lie below an edge and are not masked.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Below {
-    /// Of the weights, relative to the shift.
+    /// Sum of their weights, relative to the shift.
     pub(crate) weights: f64,
-    /// Of their squares, in f32 lanes.
+    /// Sum of the squares of their weights, in f32 lanes.
     pub(crate) squares: f64,
     pub(crate) count: usize,
-    /// The largest score; -inf if there is none.
+    /// Largest of them; -inf if there is none.
     pub(crate) largest: f32,
-    /// Of the weights of all others, and of their squares.
+    /// Sum of the weights of all others, and of their squares.
     pub(crate) rest: f64,
     pub(crate) rest_squares: f64,
 }
@@ -67,7 +67,7 @@ impl Pass<Below> for Sums<'_> {
     }
 }
 
-/// The same of a row whose scores all lie below the edge: no other sums are needed.
+/// The same for a row whose scores all lie below the edge.
 struct Whole<'a> {
     scores: &'a [f32],
     shift: f32,
@@ -104,13 +104,14 @@ impl Pass<Below> for Whole<'_> {
 }
 
 impl Simd {
-    /// What [`Simd::below`] gives for an edge above all scores, which are finite or masked and do not exceed the shift.
+    /// Returns the result of [`Simd::below`] for an edge above all scores, which are finite or masked and at most the
+    /// shift.
     pub(crate) fn whole(self, scores: &[f32], shift: f32) -> Below {
         assert!(scores.len().is_multiple_of(LANES));
         self.run(Whole { scores, shift })
     }
 
-    /// Sums what lies below an edge in whole groups of scores, none of which exceeds the shift.
+    /// Sums whole groups of scores below an edge; no score exceeds the shift.
     pub(crate) fn below(self, scores: &[f32], shift: f32, edge: f32) -> Below {
         assert!(scores.len().is_multiple_of(LANES));
         self.run(Sums { scores, shift, edge })

@@ -1,11 +1,11 @@
-//! Looks at some scores that show where an edge may be.
+//! Surveys of some scores, for a guess of an edge.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for slices of whole groups.
 
 use super::isa::{LANES, Lanes, Level};
 use super::simd::{Pass, Simd};
 
-/// The largest of some scores, and whether one of them is NaN.
+/// Pass for the largest of some scores, and a flag for NaN.
 struct Top<'a>(&'a [f32]);
 
 impl Pass<(f32, bool)> for Top<'_> {
@@ -25,7 +25,7 @@ impl Pass<(f32, bool)> for Top<'_> {
     }
 }
 
-/// The sum of some numbers, and that of their squares.
+/// Pass for the sum of some numbers, and of their squares.
 struct Sums<'a>(&'a [f32]);
 
 impl Pass<(f32, f32)> for Sums<'_> {
@@ -41,7 +41,7 @@ impl Pass<(f32, f32)> for Sums<'_> {
     }
 }
 
-/// Edges that are tried at a time.
+/// Edges tried at a time.
 pub(crate) const EDGES: usize = 8;
 
 struct BelowEach<'a> {
@@ -50,7 +50,7 @@ struct BelowEach<'a> {
     edges: [f32; EDGES],
 }
 
-/// What scores below an edge weigh, and the squares of that, lane by lane.
+/// Weights below an edge, and their squares, lane by lane.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct BelowEdge {
     weights: [f32; LANES],
@@ -67,7 +67,7 @@ impl BelowEdge {
     }
 }
 
-/// The sum of lanes, in a tree.
+/// Sums lanes in a tree.
 fn sum(lanes: &[f32; LANES]) -> f64 {
     let eight: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
     let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
@@ -95,20 +95,20 @@ impl Pass<[BelowEdge; EDGES]> for BelowEach<'_> {
 }
 
 impl Simd {
-    /// The largest of whole groups of scores, -inf if there is none, and whether one is NaN.
+    /// Returns the largest of whole groups of scores, -inf if there is none, and `true` if one is NaN.
     pub(crate) fn top(self, scores: &[f32]) -> (f32, bool) {
         assert!(scores.len().is_multiple_of(LANES));
         self.run(Top(scores))
     }
 
-    /// The sum of whole groups of numbers and that of their squares, roughly: they decide nothing.
+    /// Returns rough sums of whole groups of numbers and of their squares, which decide nothing.
     pub(crate) fn sums(self, numbers: &[f32]) -> (f32, f32) {
         assert!(numbers.len().is_multiple_of(LANES));
         self.run(Sums(numbers))
     }
 
-    /// What the scores below each of some edges weigh, and the squares of that, of whole groups of scores and their weights, roughly:
-    /// it decides nothing.
+    /// Returns rough sums of the weights below each of some edges, and of their squares, over whole groups. They decide
+    /// nothing.
     pub(crate) fn below_each(
         self,
         scores: &[f32],

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use super::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
 use super::simd::{Pass, Simd};
 
-/// Listed rows that are fetched ahead of their use.
+/// Listed rows that are prefetched ahead of their use.
 pub(super) const AHEAD: usize = 16;
 
 /// Rows of keys in memory.
@@ -29,7 +29,7 @@ unsafe impl<E: Sync> Send for Keys<'_, E> {}
 unsafe impl<E: Sync> Sync for Keys<'_, E> {}
 
 impl<'a, E: Element> Keys<'a, E> {
-    /// `data` starts with the first row and ends with the last.
+    /// Takes rows of `dim` entries, `stride` apart; `data` starts with the first row and ends with the last.
     pub(crate) fn new(data: &'a [E], stride: usize, dim: usize) -> Self {
         let count = match data.len().checked_sub(dim) {
             None => 0,
@@ -54,13 +54,13 @@ impl<'a, E: Element> Keys<'a, E> {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at * self.stride), self.dim) }
     }
 
-    /// Whether rows are whole groups.
+    /// Returns `true` if rows are whole groups.
     #[inline(always)]
     pub(super) fn in_groups(&self) -> bool {
         self.dim.is_multiple_of(LANES)
     }
 
-    /// The rows from one on.
+    /// Returns the rows from number `at` on.
     pub(crate) fn behind(self, at: usize) -> Self {
         match self.count.checked_sub(at) {
             None | Some(0) => Keys { count: 0, ..self },
@@ -72,7 +72,7 @@ impl<'a, E: Element> Keys<'a, E> {
         }
     }
 
-    /// Asks for all lines of a row, wherever in a line it begins.
+    /// Prefetches all cache lines of a row, at any alignment.
     #[inline(always)]
     pub(super) unsafe fn fetch<L: Level>(&self, at: usize) {
         let row = self.row(at);
@@ -84,7 +84,7 @@ impl<'a, E: Element> Keys<'a, E> {
         L::prefetch_far(start.wrapping_add(bytes - 1));
     }
 
-    /// Consecutive rows where they lie, if they are f32.
+    /// Returns consecutive rows in place, if they are f32.
     pub(super) fn lend(&self, from: usize, count: usize) -> Option<Lent<'a>>
     where
         E: Element<Scalar = f32>,
@@ -96,12 +96,12 @@ impl<'a, E: Element> Keys<'a, E> {
         Some(Lent { start, count, width: self.dim, stride: self.stride, rows: PhantomData })
     }
 
-    /// Where the first row is, how far rows are apart and how long they are, in bytes.
+    /// Returns the address of the first row, the distance of rows and their length, in bytes.
     pub(crate) fn place(&self) -> (usize, usize, usize) {
         (self.start.as_ptr() as usize, self.stride * size_of::<E>(), self.dim * size_of::<E>())
     }
 
-    /// The sixteen entries from a dimension on, with zeros behind the last.
+    /// Loads the sixteen entries from `at` on, with zeros behind the last.
     #[inline(always)]
     pub(super) unsafe fn group<L: Level>(row: &[E], at: usize) -> LanesOf<L, E> {
         let rest = &row[at..];
@@ -112,7 +112,7 @@ impl<'a, E: Element> Keys<'a, E> {
     }
 }
 
-/// Entries with zeros behind them; apart from the loops that load groups, which it would cost registers.
+/// Returns entries padded with zeros. Not inlined, to save registers in the loops that load groups.
 #[inline(never)]
 fn padded<E: Element>(rest: &[E]) -> [E; LANES] {
     let mut padded = [E::default(); LANES];
@@ -120,10 +120,10 @@ fn padded<E: Element>(rest: &[E]) -> [E; LANES] {
     padded
 }
 
-/// Which rows.
+/// Choice of rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Picked<'a> {
-    /// Consecutive from here.
+    /// Consecutive rows from this one.
     From(usize),
     Listed(&'a [u32]),
 }
@@ -138,7 +138,7 @@ impl Picked<'_> {
     }
 }
 
-/// Consecutive rows of f32, so wide.
+/// Consecutive rows of f32, `width` entries wide.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lent<'a> {
     start: *const f32,
@@ -149,12 +149,12 @@ pub(crate) struct Lent<'a> {
 }
 
 impl Lent<'_> {
-    /// Whether there are that many rows that wide.
+    /// Returns `true` if there are `count` rows of `width` entries.
     pub(super) fn holds(&self, count: usize, width: usize) -> bool {
         count <= self.count && width <= self.width
     }
 
-    /// Where the first row is, and how far they are apart.
+    /// Returns the address of the first row, and the distance of rows.
     #[inline(always)]
     pub(super) fn place(&self) -> (*const f32, usize) {
         (self.start, self.stride)
@@ -181,7 +181,7 @@ impl<E: Element<Scalar = f32>> Pass for Widen<'_, E> {
 }
 
 impl Simd {
-    /// Consecutive rows in f32, as they are if they can be read `width` entries wide where they lie.
+    /// Returns consecutive rows in f32: in place if they can be read `width` entries wide, else copied.
     pub(crate) fn lend<'a, E: Element<Scalar = f32>>(
         self,
         keys: Keys<'a, E>,
@@ -201,7 +201,8 @@ impl Simd {
     }
 }
 
-/// Rows of one matrix times a few columns of another, in `R x C` groups of sums, `depth` terms one after another.
+/// Multiplies rows of one matrix with a few columns of another, in `R x C` groups of sums, `depth` terms one after
+/// another.
 #[inline(always)]
 pub(super) unsafe fn product<L: Level, S: Scalar, const R: usize, const C: usize>(
     (left, row, step): (*const S, usize, usize),

@@ -1,8 +1,8 @@
-//! The passes over many rows of weights at once: writing them, mixing them, and what each row loses.
+//! Passes over many rows of weights at once: writing them, mixing them, and each row's loss.
 //!
 //! A [`Panel`] holds the rows one behind another. Mixing goes down the rows with a few groups of lanes in registers, so
-//! that every weight is read once; callers cut long rows into blocks that stay in the second-level cache from the
-//! mixing to the sums that follow it.
+//! that every weight is read once. Callers cut long rows into blocks that stay in the second-level cache between the
+//! mixing and the sums that follow.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -15,7 +15,7 @@ use super::weights::WeightFn;
 
 /// Terms that are added in f32 before a sum goes to f64.
 const DEPTH: usize = 16;
-/// Groups that are mixed, or rows that are multiplied, at a time.
+/// Groups mixed, or rows multiplied, at a time.
 const WIDTH: usize = 4;
 /// Relative error of a mixed weight: sixteen fused steps in f32, a sum in f64, one rounding to f32.
 pub(crate) const MIXED: f64 = 20.0 / 16_777_216.0;
@@ -45,13 +45,12 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// How long a row of `n` weights is laid out: whole groups, and an odd number of them, because rows at a distance of a
-/// power of two would compete for the same few places in the caches; long rows so that blocks of them lie side by side
-/// there.
+/// Returns the stride of a row of `n` weights: an odd number of whole groups, because rows at a distance of a power of
+/// two would compete for the same few places in the caches. Blocks of long rows get distinct places.
 pub(crate) fn padded_stride(n: usize) -> usize {
-    /// Groups (cache lines) from which a few more make little difference.
+    /// Groups (cache lines) above which a few more hardly matter.
     const LONG: usize = 2048;
-    /// Lines that the rows of a block are apart, modulo a divisor of the number of places.
+    /// Distance of the rows of a block in cache lines, modulo a divisor of the number of places.
     const APART: usize = 67;
     const PLACES: usize = 128;
     let groups = n.div_ceil(LANES);
@@ -61,7 +60,7 @@ pub(crate) fn padded_stride(n: usize) -> usize {
     (groups + (APART + PLACES - groups % PLACES) % PLACES) * LANES
 }
 
-/// The sum of all lanes of several accumulators, by a fixed tree.
+/// Sums all lanes of several accumulators in a fixed tree.
 #[inline(always)]
 unsafe fn total<V: Lanes<Scalar = f64>>(wides: [V; WIDTH]) -> f64 {
     let mut sums = [0.0; LANES];
@@ -109,7 +108,7 @@ impl<E: Element, W: WeightFn<E::Scalar>> Pass<f64> for Weights<'_, E, W> {
                         *to = (weight / self.unit) as f32;
                     }
                 }
-                // Never more than it is: a subnormal would not be within a relative error.
+                // Rounded down to 0: a subnormal would not be within a relative error.
                 let weights = L::F32::load(to.as_ptr());
                 let weights = weights.keep(weights.ge(least));
                 weights.store(to.as_mut_ptr());
@@ -279,8 +278,8 @@ impl Pass for Products<'_> {
 }
 
 impl Simd {
-    /// Writes the weights of whole groups of scores, divided by `unit`, with those that would be subnormal in f32 at 0,
-    /// and returns their sum.
+    /// Writes the weights of whole groups of scores, divided by `unit`, and returns their sum. Weights that would be
+    /// subnormal in f32 become 0.
     pub(crate) fn weights_f32<E: Element, W: WeightFn<E::Scalar>>(
         self,
         scores: &[E],
@@ -292,8 +291,8 @@ impl Simd {
         self.run(Weights { scores, weight_fn, unit, to })
     }
 
-    /// The weights in some columns of a mixture, given by its rows and their factors. Relative error [`MIXED`] where
-    /// nothing underflows.
+    /// Writes the weights in some columns of a mixture, given by its rows and their factors. The relative error is
+    /// [`MIXED`] without underflow.
     pub(crate) fn mix(
         self,
         panel: Panel<'_>,
@@ -318,14 +317,14 @@ impl Simd {
         self.run(Losses { panel, from: columns.start, shares, sums });
     }
 
-    /// The share of each key that is dropped when the step at 1 is a ramp from `1 - half` to `1 + half`, and the sum
-    /// over the keys of the integral of the share from the key's weight upwards.
+    /// Writes the share of each key that is dropped when the step at 1 is a ramp from `1 - half` to `1 + half`. Returns
+    /// the sum over the keys of the integral of the share from the key's weight upwards.
     pub(crate) fn ramp(self, mixed: &[f32], half: f32, to: &mut [f32]) -> f64 {
         assert!(mixed.len().is_multiple_of(LANES) && mixed.len() == to.len());
         self.run(Ramp { mixed, half, to })
     }
 
-    /// The inner products of `one` with some rows, all in f32.
+    /// Computes the inner products of `one` with some rows, all in f32.
     pub(crate) fn products(self, one: &[f32], panel: Panel<'_>, rows: &[usize], to: &mut [f64]) {
         assert!(one.len() == panel.stride && rows.len() <= to.len());
         self.run(Products { one, panel, rows, to });
@@ -349,7 +348,7 @@ mod tests {
         all
     }
 
-    /// Everything that the passes return, as bits.
+    /// Returns the results of all passes, as bits.
     fn digest(simd: Simd, all: &[f32], stride: usize) -> Vec<u64> {
         let rows = all.len() / stride;
         let panel = Panel::new(all, stride);

@@ -1,20 +1,21 @@
 //! Kernels: the only room with `unsafe` code.
 //!
-//! # The contract
+//! # Contract
 //! Scores are read in whole groups of sixteen, padded with masked entries (-inf). Each pass is written once over
-//! sixteen virtual lanes (`isa`), implemented by the portable code, which defines the bits, and by each instruction
-//! set; every level executes the same correctly rounded operations in the same order, so all levels return the same
-//! bits for the same input. `simd` detects the CPU once and holds the only entry points; a pass is a struct of its
-//! arguments, and beside it is the method of [`Simd`] that checks them and runs it.
+//! sixteen virtual lanes (`isa`), implemented by portable code, which defines the bits, and by each instruction set.
+//! Every level executes the same correctly rounded operations in the same order, so all levels return the same bits for
+//! the same input. `simd` detects the CPU once and holds the only entry points. A pass is a struct of its arguments;
+//! beside it is the method of [`Simd`] that checks them and runs it.
 //!
-//! Weights are e^x for x <= 0 with a proven error (`weights` has it, `certified_sums` its share of a slack, and an ignored test enumerates every f32), or
-//! exactly 0 where x is below the cut. Sums that a decision ends with run at most sixteen terms deep before they go to
-//! f64; sums that only show the way may run deeper, and are the same at all levels, too.
+//! Weights are e^x for x <= 0 with a proven error, or exactly 0 where x is below the cut. (`weights` has the
+//! exponential, `certified_sums` its share of a slack; an ignored test enumerates every f32.) Sums behind a final
+//! decision run at most sixteen terms deep before they go to f64. Rough sums may run deeper; they too are the same at
+//! all levels.
 #![allow(unsafe_code)]
 // The body of a pass is lanes from end to end: a block around it would mark nothing. The head of each file says under
 // the word SAFETY what its `unsafe` functions ask for; blocks are for the safe functions that enter them.
 #![allow(unsafe_op_in_unsafe_fn)]
-// Code that is written once for all levels is compiled with a level's features only if it is inlined into its entry.
+// Code shared by all levels is compiled with a level's features only if it is inlined into its entry.
 #![allow(clippy::inline_always)]
 
 mod attention;

@@ -1,4 +1,4 @@
-//! Detects the CPU once, and is the only way into the passes.
+//! Detection of the CPU's instruction sets, and the only entry to the passes.
 //!
 //! A pass is a struct of its arguments, written once for all levels beside a method of [`Simd`] that checks them and
 //! runs it.
@@ -37,7 +37,7 @@ const AUTOMATIC: u8 = 0;
 static FORCED: AtomicU8 = AtomicU8::new(AUTOMATIC);
 
 impl Simd {
-    /// The level in force: the one set by [`Simd::force`], else `CERTK_LEVEL`, else the best this CPU has.
+    /// Returns the level in force: the one set by [`Simd::force`], else `CERTK_LEVEL`, else the best of this CPU.
     ///
     /// # Errors
     /// [`Error::Level`] if `CERTK_LEVEL` names a level that is unknown or that this CPU lacks.
@@ -54,7 +54,7 @@ impl Simd {
         chosen.clone()
     }
 
-    /// Forces a level by name for the whole process, or goes back to automatic choice.
+    /// Forces a level by name for the whole process, or returns to automatic choice.
     ///
     /// # Errors
     /// [`Error::Level`] if the level is unknown or this CPU lacks it.
@@ -71,7 +71,7 @@ impl Simd {
         Ok(())
     }
 
-    /// The name under which the level can be forced.
+    /// Returns the name by which the level can be forced.
     pub(crate) fn name(self) -> &'static str {
         match self.0 {
             LevelKind::Portable => "portable",
@@ -86,9 +86,9 @@ impl Simd {
         }
     }
 
-    /// The levels that this CPU runs, best first. The portable code compiled without FMA comes last: `mul_add` is a library call
-    /// there, so nothing chooses it unless nothing else is left. Where it is compiled with FMA, too, which is for tests (a feature,
-    /// since it is a tenth of the crate's code), it is named "portable-nofma".
+    /// Returns the levels that this CPU runs, best first. Portable code compiled without FMA is last, because `mul_add`
+    /// is a library call there. If it is also compiled with FMA, it is named "portable-nofma". That is for tests: a
+    /// feature, since it is a tenth of the crate's code.
     pub(crate) fn all() -> &'static [(&'static str, Simd)] {
         static LEVELS: OnceLock<Vec<(&'static str, Simd)>> = OnceLock::new();
         LEVELS.get_or_init(|| {
@@ -142,7 +142,7 @@ impl Simd {
     }
 }
 
-/// A computation that is written once for all levels.
+/// Computation that is written once for all levels.
 pub(super) trait Pass<Output = ()> {
     /// # Safety
     /// The CPU must have the level's features. Implementations are `inline(always)`, to be compiled with them; what
@@ -150,14 +150,14 @@ pub(super) trait Pass<Output = ()> {
     unsafe fn run<L: Level>(self) -> Output;
 }
 
-/// The same over bytes, for any way to multiply them.
+/// The same over bytes, for any multiplication of bytes.
 pub(super) trait BytePass<Output = ()> {
     /// # Safety
     /// The CPU must have the features of `B`.
     unsafe fn run<B: ByteDots>(self) -> Output;
 }
 
-/// Declares how passes enter a level: a function compiled with its features, into which they are inlined.
+/// Declares the entry of passes to a level: a function compiled with its features, into which they are inlined.
 macro_rules! entry {
     ($name:ident, $kind:ident, $level:ty $(, $features:literal)?) => {
         $(#[target_feature(enable = $features)])?

@@ -1,5 +1,5 @@
-//! Rows of numbers that lie apart in memory. What is between them may belong to somebody else, who may write there: no slice is ever
-//! made of more than one row.
+//! Rows of numbers that lie apart in memory. The gaps may be borrowed for writing elsewhere: no slice ever covers more
+//! than one row.
 //!
 //! SAFETY: a [`Strided`] is made of memory that is borrowed for its lifetime, and every row of its layout lies there. So does every row
 //! of a [`Keys`] that is made of one.
@@ -10,21 +10,21 @@ use std::ptr::NonNull;
 use super::isa::Element;
 use super::matrix::Keys;
 
-/// Where rows of a length lie: axes, and their strides in elements.
+/// Layout of rows of one length: axes, and their strides in elements.
 #[derive(Debug, Clone)]
 struct Layout {
     axes: Vec<usize>,
     strides: Vec<usize>,
-    /// How many.
+    /// Number of rows.
     rows: usize,
-    /// How long each is.
+    /// Length of a row.
     len: usize,
-    /// How far they are apart, if that is the same for all.
+    /// Distance of rows, if it is the same for all.
     step: Option<usize>,
 }
 
 impl Layout {
-    /// `None` if there are more rows than can be counted.
+    /// Returns `None` if the number of rows overflows.
     fn new(axes: &[usize], strides: &[usize], len: usize) -> Option<Self> {
         let empty = len == 0 || axes.contains(&0);
         let rows = if axes.contains(&0) {
@@ -32,7 +32,7 @@ impl Layout {
         } else {
             axes.iter().try_fold(1usize, |rows, &axis| rows.checked_mul(axis))?
         };
-        // Nothing is ever read of an empty array, not even its start, and an axis of length one may have any stride.
+        // An empty array is never read, and an axis of length one may have any stride.
         let stride = |(&axis, &stride)| if empty || axis == 1 { 0 } else { stride };
         let strides: Vec<usize> = axes.iter().zip(strides).map(stride).collect();
         let mut spread = axes.iter().zip(&strides).rev().filter(|(axis, _)| **axis != 1);
@@ -52,7 +52,7 @@ impl Layout {
         Some(Layout { axes: axes.to_vec(), strides, rows, len, step })
     }
 
-    /// One past the last element of any row.
+    /// Returns the index one past the last element of any row.
     fn reach(&self) -> Option<usize> {
         if self.len == 0 || self.rows == 0 {
             return Some(0);
@@ -64,7 +64,7 @@ impl Layout {
         Some(end)
     }
 
-    /// Where a row begins that is there, in C order of the axes.
+    /// Returns the offset of an existing row, in C order of the axes.
     #[inline]
     fn offset(&self, row: usize) -> usize {
         match self.step {
@@ -74,7 +74,7 @@ impl Layout {
     }
 }
 
-/// Where an entry is, in C order of some axes.
+/// Returns the offset of an entry, in C order of some axes.
 fn along(axes: &[usize], strides: &[usize], entry: usize) -> usize {
     let (mut rest, mut offset) = (entry, 0);
     for (&axis, &stride) in axes.iter().zip(strides).rev() {
@@ -98,7 +98,8 @@ unsafe impl<T: Sync> Send for Strided<'_, T> {}
 unsafe impl<T: Sync> Sync for Strided<'_, T> {}
 
 impl<'a, T> Strided<'a, T> {
-    /// Rows of `len` elements in a slice, along axes with these strides, in elements. `None` if they are not all inside.
+    /// Returns rows of `len` elements in a slice, along axes with these strides, in elements. `None` if they reach
+    /// outside.
     pub(crate) fn within(
         data: &'a [T],
         axes: &[usize],
@@ -110,7 +111,7 @@ impl<'a, T> Strided<'a, T> {
         inside.then_some(Strided { start: NonNull::from(data).cast(), layout, rows: PhantomData })
     }
 
-    /// The rows of a view, along its last axis. `None` unless that is contiguous and no stride is negative.
+    /// Returns the rows of a view, along its last axis. `None` unless that is contiguous and no stride is negative.
     #[cfg(feature = "ndarray")]
     pub(crate) fn of<D: ndarray::Dimension>(view: &ndarray::ArrayView<'a, T, D>) -> Option<Self> {
         let ((&len, axes), (&last, steps)) =
@@ -130,7 +131,7 @@ impl<'a, T> Strided<'a, T> {
         Some(Strided { start, layout, rows: PhantomData })
     }
 
-    /// A row, in C order of the axes.
+    /// Returns a row, in C order of the axes.
     #[inline]
     pub(crate) fn row(&self, row: usize) -> &'a [T] {
         assert!(row < self.layout.rows, "a row that is not there");
@@ -143,7 +144,7 @@ impl<'a, T> Strided<'a, T> {
         }
     }
 
-    /// The same bytes, as another type of their size.
+    /// Returns the same bytes, as another type of their size.
     pub(crate) fn cast<U: bytemuck::AnyBitPattern>(self) -> Strided<'a, U>
     where
         T: bytemuck::NoUninit,
@@ -152,7 +153,7 @@ impl<'a, T> Strided<'a, T> {
         Strided { start: self.start.cast(), layout: self.layout, rows: PhantomData }
     }
 
-    /// The rows along the last axis at one place of the axes before it.
+    /// Returns the rows along the last axis at one place of the axes before it.
     pub(crate) fn matrix(&self, place: usize) -> Keys<'a, T>
     where
         T: Element,
@@ -170,10 +171,10 @@ impl<'a, T> Strided<'a, T> {
     }
 }
 
-/// A view of sixteen-bit numbers as those whose bits they are.
+/// Returns a view of sixteen-bit integers as the numbers with those bits.
 ///
 /// # Panics
-/// For numbers of another size.
+/// If the numbers have another size.
 #[cfg(feature = "ndarray")]
 #[allow(clippy::needless_pass_by_value)] // a view is a reference
 pub fn with_bits<T: bytemuck::AnyBitPattern>(

@@ -35,7 +35,7 @@ fn any_byte(i: usize, yes: bool) -> u8 {
     if yes { (i * 7 % 255 + 1) as u8 } else { 0 }
 }
 
-/// Everything that the passes return, as bits.
+/// Returns the results of all passes, as bits.
 fn digest<E: Element, W: WeightFn<E::Scalar>>(simd: Simd, scores: &[E], weight_fn: W) -> Vec<u64>
 where
     E::Scalar: Element<Scalar = E::Scalar>,
@@ -124,7 +124,7 @@ where
     out
 }
 
-/// What the passes over several short rows return, as bits: the row, a part of it, and one with a spike.
+/// Returns the results of the passes over several short rows, as bits: the row, a part of it, and one with a spike.
 fn digest_short<E: Element, M: WeightFnOf<E::Scalar>>(
     simd: Simd,
     row: &[E],

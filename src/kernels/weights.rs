@@ -1,6 +1,6 @@
-//! How scores become weights, and how weights are summed.
+//! Weights of scores, and their sums.
 //!
-//! A sum that a decision ends with runs sixteen groups deep in the lanes' own precision, then goes to sixteen f64
+//! A sum behind a final decision runs sixteen groups deep in the lanes' own precision, then goes to sixteen f64
 //! accumulators, which are added in a fixed tree at the end of the pass.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
@@ -11,10 +11,10 @@ use super::simd::{Pass, Simd};
 
 /// Groups of sixteen that are summed before the lanes are emptied into f64.
 pub(super) const DEPTH: usize = 16;
-/// The same for sums that only show the way.
+/// The same for rough sums.
 pub(super) const LOOSE: usize = 64;
 
-/// How a score becomes a weight.
+/// Rule that turns a score into a weight.
 pub(crate) trait WeightFn<S: Scalar>: Copy + Send + Sync {
     /// # Safety
     /// The CPU must have the features of the lanes' level.
@@ -32,7 +32,7 @@ pub(crate) struct ScaledExp {
     pub(crate) scale: f64,
 }
 
-/// The score itself, nothing for a masked one.
+/// The score itself, and 0 for a masked one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity;
 
@@ -71,7 +71,7 @@ impl<S: Scalar> WeightFn<S> for Identity {
     }
 }
 
-/// The weight function of a row whose largest score is known.
+/// Weight function of a row whose largest score is known.
 pub(crate) trait WeightFnOf<S: Scalar>: Copy {
     type Weights: WeightFn<S>;
     fn of(self, largest: S) -> Self::Weights;
@@ -81,7 +81,7 @@ pub(crate) trait WeightFnOf<S: Scalar>: Copy {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unscaled;
 
-/// [`ScaledExp`], from the largest score on.
+/// [`ScaledExp`] by the largest score.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScaledBy(pub(crate) f64);
 
@@ -101,7 +101,7 @@ impl<S: Scalar> WeightFnOf<S> for ScaledBy {
     }
 }
 
-/// A running sum of lanes.
+/// Running sum of lanes.
 #[derive(Clone, Copy)]
 pub(super) struct Sum<V: Lanes> {
     lanes: V,
@@ -121,13 +121,13 @@ impl<V: Lanes> Sum<V> {
     pub(super) unsafe fn add_where(&mut self, mask: V::Mask, weights: V) {
         self.lanes = self.lanes.add_where(mask, weights);
     }
-    /// Empties the lanes into f64; at most `DEPTH` additions lie between two calls.
+    /// Flushes the lanes into f64; at most `DEPTH` additions lie between two calls.
     #[inline(always)]
     pub(super) unsafe fn flush(&mut self) {
         self.wide = self.lanes.widen_add(self.wide);
         self.lanes = V::splat(V::Scalar::default());
     }
-    /// The total, by a fixed tree over the lanes.
+    /// Returns the total, by a fixed tree over the lanes.
     #[inline(always)]
     pub(super) unsafe fn total(mut self) -> f64 {
         self.flush();
@@ -198,7 +198,7 @@ impl<S: Scalar> Pass<f64> for Squares<'_, S> {
 }
 
 impl Simd {
-    /// The sum of all weights of whole groups of scores.
+    /// Returns the sum of all weights of whole groups of scores.
     pub(crate) fn mass<E: Element, W: WeightFn<E::Scalar>>(
         self,
         scores: &[E],
@@ -208,7 +208,7 @@ impl Simd {
         self.run(Mass { scores, weight_fn })
     }
 
-    /// The weights of whole groups of scores, in the precision computed in, and their sum.
+    /// Writes the weights of whole groups of scores, in the precision computed in, and returns their sum.
     pub(crate) fn weights<E: Element, W: WeightFn<E::Scalar>>(
         self,
         scores: &[E],
@@ -219,7 +219,7 @@ impl Simd {
         self.run(Weights { scores, weight_fn, to })
     }
 
-    /// The sum of the squares of whole groups of weights, roughly: it decides nothing.
+    /// Returns the rough sum of the squares of whole groups of weights, which decides nothing.
     pub(crate) fn squares<S: Scalar>(self, weights: &[S]) -> f64 {
         assert!(weights.len().is_multiple_of(LANES));
         self.run(Squares(weights))

@@ -11,16 +11,16 @@ pub(super) fn upper(sample: Sample<'_>, delta: f64) -> f64 {
     const KAPPA: f64 = 4.454_653_676_892_976;
     let m = sample.values.len() as f64;
     let mean = sample.mean();
-    // About another centre than the mean the sum is larger, never smaller.
+    // The sum about another centre than the mean is larger, never smaller.
     let squares: Compensated = sample.values.iter().map(|x| (x - mean) * (x - mean)).collect();
-    // A deviation loses what the mean's rounding is worth: up to 2^-52, absolutely.
+    // Rounding of the mean may lower a deviation by up to 2^-52, absolutely.
     let spread = (squares.value() / m).sqrt() + f64::EPSILON;
     let width = if sample.population.is_some() {
         let log = 5f64.ln() - delta.ln();
         spread * (2.0 * sample.shrinking() * log / m).sqrt() + KAPPA * log / m
     } else {
         let log = 2f64.ln() - delta.ln();
-        // No variance from one value: infinite.
+        // One value has no variance: infinite.
         spread * (2.0 * log / (m - 1.0)).sqrt() + 7.0 * log / (3.0 * (m - 1.0))
     };
     let upper = (mean + width) * ROUNDED;

@@ -17,18 +17,18 @@
 use super::sample::Sample;
 use crate::numerics::certified_sums::Compensated;
 
-/// The share of what may be staked at most.
+/// Largest bet, as a share of the largest admissible one, `1 / (1 - C)`.
 const STAKE: f64 = 0.75;
-/// The capital that rejects, 2^500: it starts at delta times that, exactly, since 1/delta may exceed all floats.
+/// Capital that rejects, 2^500. It starts at delta times that, exactly, since 1/delta may exceed all floats.
 const TARGET: f64 = 3.273_390_607_896_142e150;
-/// Capital this small is given up for lost before products of subnormal numbers lose their digits.
+/// Capital below which a run is abandoned, before products of subnormal numbers lose their digits.
 const RUINED: f64 = 1e-250;
 /// Relative width at which the search for the root ends.
 const RESOLUTION: f64 = 1.0 / 4_294_967_296.0;
 const U: f64 = f64::EPSILON / 2.0;
 
-/// The smallest mean, rounded up, that the capital rejects; 1 if it rejects none. The search returns a mean that it has seen
-/// rejected.
+/// Returns the smallest mean, rounded up, that the capital rejects; 1 if it rejects none. The mean returned was
+/// rejected in the search.
 pub(super) fn upper(sample: Sample<'_>, delta: f64, horizon: usize) -> f64 {
     let rounds = rounds(sample, delta, horizon);
     let stake = delta * TARGET;
@@ -47,14 +47,14 @@ pub(super) fn upper(sample: Sample<'_>, delta: f64, horizon: usize) -> f64 {
     high
 }
 
-/// One draw as seen by every candidate mean.
+/// One draw, for any candidate mean.
 struct Round {
     value: f64,
     bet: f64,
     /// C = (m - offset) * gain.
     offset: f64,
     gain: f64,
-    /// How far C may be off.
+    /// Bound on the error of C.
     error: f64,
 }
 
@@ -83,17 +83,17 @@ fn rounds(sample: Sample<'_>, delta: f64, horizon: usize) -> Vec<Round> {
     rounds
 }
 
-/// Whether the capital against this mean has provably grown from the stake to the target.
+/// Returns `true` if the capital against this mean has provably grown from the stake to the target.
 fn rejected(rounds: &[Round], mean: f64, stake: f64) -> bool {
     let (mut capital, mut margin) = (stake, 0.0);
     for round in rounds {
         let next = (mean - round.offset) * round.gain;
         if next > 1.0 + 2.0 * round.error {
-            // The values left would have to exceed 1.
+            // The remaining values would have to exceed 1.
             return true;
         }
         if next < 0.0 {
-            // They would have to be negative: the true mean is larger.
+            // The remaining values would have to be negative: the true mean is larger.
             return false;
         }
         let bet = round.bet.min(STAKE / (1.0 - next.min(1.0)));

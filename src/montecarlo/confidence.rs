@@ -1,4 +1,4 @@
-//! Confidence bounds of a mean in [0, 1]: which, and how sure.
+//! Confidence bounds of a mean in [0, 1].
 
 use super::sample::Sample;
 use super::{bernstein, betting, hoeffding};
@@ -8,7 +8,7 @@ use crate::names::names;
 use crate::runtime::memory::check_memory;
 use crate::runtime::threads;
 
-/// Which confidence bound. It has a name:
+/// Method of a confidence bound. Methods have names:
 ///
 /// ```
 /// use certk_rs::montecarlo::Method;
@@ -24,7 +24,7 @@ pub enum Method {
     Hoeffding,
     /// Empirical Bernstein: Maurer and Pontil with replacement, Bardenet and Maillard without.
     Bernstein,
-    /// Hedged capital of Waudby-Smith and Ramdas; the only one that may be looked at any time.
+    /// Hedged capital of Waudby-Smith and Ramdas. Its bounds alone are valid at any time during the draws.
     #[default]
     Betting,
 }
@@ -35,7 +35,7 @@ names! { Method, "method", "use \"betting\", \"bernstein\" or \"hoeffding\"", {
     "hoeffding" => Method::Hoeffding,
 } }
 
-/// What confidence bounds are asked for.
+/// Options of confidence bounds.
 ///
 /// ```
 /// use certk_rs::montecarlo::{Confidence, Method, mean_bounds};
@@ -47,18 +47,19 @@ names! { Method, "method", "use \"betting\", \"bernstein\" or \"hoeffding\"", {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Confidence {
-    /// Which bound.
+    /// Method of the bounds.
     pub method: Method,
     /// Failure probability of each of the two bounds, in (0, 1).
     pub delta: f64,
-    /// How many values there are to draw from without replacement; `None` for draws with replacement.
+    /// Number of values to draw from without replacement; `None` for draws with replacement.
     pub population: Option<usize>,
-    /// How many draws betting is tuned for; its bounds hold for any number.
+    /// Number of draws that betting is tuned for; its bounds hold for any number.
     pub horizon: usize,
 }
 
 impl Confidence {
-    /// Bounds for draws with replacement, each of which fails with probability `delta`, tuned for so many draws.
+    /// Returns options for draws with replacement: bounds that each fail with probability `delta`, tuned for `horizon`
+    /// draws.
     #[must_use]
     pub fn new(method: Method, delta: f64, horizon: usize) -> Self {
         Confidence { method, delta, population: None, horizon }
@@ -66,14 +67,14 @@ impl Confidence {
 }
 
 builders! { Confidence {
-    /// How many values there are to draw from without replacement; `None` for draws with replacement.
+    /// Sets the number of values to draw from without replacement; `None` for draws with replacement.
     population(values: impl Into<Option<usize>>) = values.into();
 } }
 
-/// A lower and an upper confidence bound of the mean of a population in [0, 1] from values in the order drawn.
+/// Returns a lower and an upper confidence bound of the mean of a population in [0, 1], from values in the order drawn.
 ///
-/// Each fails with probability at most `delta`. For [`Method::Betting`] that is so for all numbers of draws at once; the
-/// other two are for a number of draws that was fixed before.
+/// Each fails with probability at most `delta`. For [`Method::Betting`] this holds for all numbers of draws at once;
+/// for the other two, for a number of draws fixed in advance.
 ///
 /// ```
 /// use certk_rs::montecarlo::{Confidence, Method, mean_bounds};
@@ -107,7 +108,7 @@ pub fn mean_bounds(values: &[f64], confidence: &Confidence) -> Result<(f64, f64)
     if values.is_empty() {
         return Ok((0.0, 1.0));
     }
-    // Their complements, and what a bet on each was.
+    // Their complements, and the bets on each.
     check_memory("values", values.len(), 6 * size_of::<f64>())?;
     let upper = |sample: Sample<'_>| {
         let upper = match method {

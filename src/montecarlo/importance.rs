@@ -6,14 +6,14 @@
 //! `X_i = 2^p e^(s_i - top) / m_i`, which is at most 1; the mean is exactly `2^p e^(-top) / M` times the tail's mass. Nothing
 //! is assumed of the scores but `s_i <= U_i`; the bounds decide only how narrow the result is.
 //!
-//! # Why a block has enough tickets
-//! A row is read once: of each block only the largest bound `t` and the kernel's sum of `w_i = e^(U_i - t)` are kept. Who owns
-//! what is worked out for blocks that are drawn. With `F = 2^p e^(t - top) (1 + 2^-13)` position i gets the integer nearest
-//! `w_i F`, and one more. These products are off by less than 1/8, so that the block's positions own at most
-//! `F sum w_i + 1.625 * 256`. The kernel adds f32 weights sixteen deep, so that their sum is at most 2^-19 larger than what it
-//! returns; enlarging that by 2^-17 and adding 512 covers both. A weight itself is off by at most 2^-15.8 (`mass`: 216u and the
-//! rounding of its argument), and what is flushed is below 2^-75 tickets: so the 2^-13 makes `m_i` an upper bound, also of
-//! scores that exceed their bounds by a rounding.
+//! # Proof that a block has enough tickets
+//! A row is read once: of each block only the largest bound `t` and the kernel's sum of `w_i = e^(U_i - t)` are kept.
+//! The owners of tickets are computed for drawn blocks only. With `F = 2^p e^(t - top) (1 + 2^-13)` position i gets the
+//! integer nearest `w_i F`, and one more. These products are off by less than 1/8, so that the block's positions own at
+//! most `F sum w_i + 1.625 * 256`. The kernel adds f32 weights sixteen deep, so that their sum is at most 2^-19 larger
+//! than the result; enlarging that by 2^-17 and adding 512 covers both. A weight itself is off by at most 2^-15.8
+//! (`mass`: 216u and the rounding of its argument), and flushed weights are below 2^-75 tickets: so the 2^-13 makes
+//! `m_i` an upper bound, also for scores that exceed their bounds by a rounding.
 
 use super::population::{Fetch, Population};
 use crate::error::Error;
@@ -25,37 +25,37 @@ use crate::runtime::ambient::{self, asked, pieces};
 use crate::runtime::memory::{check_memory, filled, list, room};
 use crate::runtime::threads;
 
-/// Positions that a draw has to look at.
+/// Positions read per draw.
 const BLOCK: usize = 256;
-/// Blocks that are worth a task.
+/// Blocks per task.
 const TASK: usize = 256;
 /// Floats from here to twice as much are whole.
 const WHOLE: f64 = 4_503_599_627_370_496.0;
-/// What weights are enlarged by.
+/// Factor that enlarges weights.
 const ENLARGED: f64 = 1.0 + 1.0 / 8192.0;
-/// What the kernel's sum over a block is enlarged by beyond that, and the tickets that a block has in addition.
+/// Further factor on the kernel's sum over a block, and the extra tickets of a block.
 const SUMMED: f64 = 1.0 + 1.0 / 131_072.0;
 const SPARE: u64 = 2 * BLOCK as u64;
-/// The largest error of a score (nats) that the enlargement covers.
+/// Largest error of a score (nats) that the enlargement covers.
 const MOST_ERROR: f64 = 1.0 / 131_072.0;
 /// Draws whose tickets are held at a time.
 const HELD: usize = 1 << 16;
 
-/// What is kept of a block.
+/// Summary of a block.
 struct BlockMass {
-    /// The largest bound of its part of the tail; -inf if there is none.
+    /// Largest bound of its part of the tail; -inf if there is none.
     largest: f64,
-    /// The sum of e^(bound - largest).
+    /// Sum of e^(bound - largest).
     mass: f64,
-    /// Whether there is a NaN or +inf.
+    /// `true` if there is a NaN or +inf.
     bad: bool,
 }
 
-/// The bounds of one row's tail.
+/// Bounds of one row's tail.
 struct Bounds<'a> {
     all: &'a Scores<'a>,
     row: usize,
-    /// Not 0 for what is not in the tail.
+    /// Non-zero for positions outside the tail.
     outside: Vec<u8>,
     simd: Simd,
 }
@@ -71,7 +71,7 @@ impl Bounds<'_> {
         bound[0]
     }
 
-    /// A block's bounds in whole groups, masked where they are not in the tail: where they are stored, or in the room given.
+    /// Returns a block's bounds in whole groups, masked outside the tail: in place, or in `room`.
     fn load<'a, E: Element>(
         &self,
         stored: &Strided<'a, E>,
@@ -101,7 +101,7 @@ impl Bounds<'_> {
         BlockMass { largest, mass, bad }
     }
 
-    /// How many tickets each position of a block owns, given the block's largest bound and F.
+    /// Computes the number of tickets of each position of a block, given the block's largest bound and F.
     fn owned<E: Element>(
         &self,
         stored: &Strided<'_, E>,
@@ -112,7 +112,7 @@ impl Bounds<'_> {
         let mut room = [E::MASKED; BLOCK];
         let bounds = self.load(stored, block, &mut room);
         let mut weights = [E::Scalar::default(); BLOCK];
-        // It came from this very type.
+        // It was widened from this very type.
         let largest = E::Scalar::nearest(largest);
         self.simd.weights(bounds, Exp(largest), &mut weights);
         for ((to, &weight), &bound) in to.iter_mut().zip(&weights).zip(bounds) {
@@ -124,7 +124,7 @@ impl Bounds<'_> {
         }
     }
 
-    /// The error that names the first bound of a block that is none.
+    /// Returns the error that names the first invalid bound of a block.
     fn complain(&self, block: usize) -> Error {
         let end = self.outside.len().min((block + 1) * BLOCK);
         let unusable = |j: &usize| {
@@ -133,7 +133,7 @@ impl Bounds<'_> {
         };
         let found = (block * BLOCK..end).find(unusable);
         let place = self.all.place(self.row, found);
-        // Should there be none, the buffer changed meanwhile: nothing is promised.
+        // If there is none, the buffer changed meanwhile: nothing is certified.
         found.map_or(Error::Changed { place: place.clone() }, |j| Error::UpperBound {
             place,
             value: self.at(j),
@@ -147,12 +147,12 @@ pub(super) struct Importance<'a> {
     blocks: Vec<BlockMass>,
     /// F of each block: tickets per weight relative to its largest.
     factors: Vec<f64>,
-    /// The tickets before each block, and all of them.
+    /// Tickets before each block, and their total.
     starts: Vec<u64>,
     top: f64,
     /// 2^p.
     unit: f64,
-    /// Whether scores are rounded, so that one may exceed its bound by that.
+    /// `true` if scores are rounded, so that one may exceed its bound by the rounding.
     rounded: bool,
     random: Random,
 }
@@ -160,11 +160,11 @@ pub(super) struct Importance<'a> {
 impl<'a> Importance<'a> {
     /// Reads all bounds, and the scores of the kept positions.
     ///
-    /// `bounds` are rows like those of the scores; `scores` say which positions are hidden, if there are any. The bounds of
-    /// hidden and kept positions are not looked at.
+    /// `bounds` are rows like those of the scores; `scores`, if given, hides positions. The bounds of hidden and kept
+    /// positions are not checked.
     ///
     /// # Errors
-    /// Whatever is wrong with the bounds, the kept set, or the scores of the kept positions.
+    /// The error of an invalid bound, kept set or score of a kept position.
     pub(super) fn new(
         bounds: &'a Scores<'a>,
         scores: Option<&Scores<'_>>,
@@ -176,11 +176,11 @@ impl<'a> Importance<'a> {
     ) -> Result<(Self, Population), Error> {
         let span = bounds.span(row);
         let mut outside = filled("scores", span.n, 0)?;
-        // Of each block of keys what it weighs.
+        // Summaries of the blocks of keys.
         check_memory("upper_bounds", span.n.div_ceil(BLOCK), 4 * size_of::<BlockMass>())?;
         keep.lay(scores.unwrap_or(bounds), row, &mut outside)?;
         let kept = positions(&outside)?;
-        // Their scores, which a caller computes.
+        // Their scores, which the caller computes.
         check_memory("keep", kept.len(), 2 * size_of::<f64>())?;
         if let Some(scores) = scores {
             scores.mark_hidden(row, &mut outside);
@@ -220,7 +220,7 @@ impl<'a> Importance<'a> {
         }
         let drawn_from = Population {
             items: None,
-            // Some of them may be hidden, which is no matter: what each adds is at most what was flushed.
+            // Some of them may be hidden; that is sound, because each adds at most a flushed weight.
             dropped: if top > f64::NEG_INFINITY { span.n } else { 0 },
             kept: head_scores.len(),
             head: head.value(),
@@ -233,10 +233,10 @@ impl<'a> Importance<'a> {
         Ok((draws, drawn_from))
     }
 
-    /// Draws that many more, each a weight relative to what its bound allows.
+    /// Draws `count` more values, each a weight relative to its bound.
     ///
     /// # Errors
-    /// [`Error::UpperBoundBroken`] if a drawn score exceeds its bound, and whatever fetching the scores brings.
+    /// [`Error::UpperBoundBroken`] if a drawn score exceeds its bound, and the errors of `fetch`.
     pub(super) fn draw(
         &mut self,
         count: usize,
@@ -259,7 +259,7 @@ impl<'a> Importance<'a> {
         let mut tickets: Vec<(u64, usize)> = Vec::with_capacity(count);
         ambient::check()?;
         tickets.extend((0..count).map(|i| (self.random.below(all), i)));
-        // In ascending order each block is looked into once.
+        // In ascending order, so that each block is read once.
         tickets.sort_unstable();
         let first = values.len();
         room("draws", values, count)?;
@@ -302,7 +302,7 @@ impl<'a> Importance<'a> {
     }
 }
 
-/// F of each block, in whole groups: by the kernel in f64, which is off by 2^-41 at most.
+/// Returns F of each block, in whole groups: by the kernel in f64, which is off by 2^-41 at most.
 fn factors(simd: Simd, blocks: &[BlockMass], top: f64, unit: f64) -> Vec<f64> {
     let len = blocks.len().next_multiple_of(LANES);
     let mut factors = vec![0.0; len];
@@ -317,7 +317,7 @@ fn factors(simd: Simd, blocks: &[BlockMass], top: f64, unit: f64) -> Vec<f64> {
     factors
 }
 
-/// Where bytes are not 0.
+/// Returns the positions of non-zero bytes.
 fn positions(bytes: &[u8]) -> Result<Vec<usize>, Error> {
     let count = pieces(bytes).flatten().map(|byte| usize::from(*byte != 0)).sum();
     let mut found = list("keep", count)?;
@@ -334,7 +334,7 @@ fn positions(bytes: &[u8]) -> Result<Vec<usize>, Error> {
 mod tests {
     use super::*;
 
-    /// What the estimate's mean is made of: tickets for each bound, for what weighs hardly anything too, and room for them.
+    /// The estimate's mean needs tickets for every bound, negligible ones included, and blocks with room for them.
     #[test]
     fn every_position_owns_what_its_bound_weighs() {
         let fraction = |i: usize| (i as f64 * 0.754_877_666).fract();

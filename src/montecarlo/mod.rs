@@ -1,9 +1,10 @@
-//! Monte-Carlo bounds of tail masses: confidence bounds of a mean in [0, 1], and what they say about a row.
+//! Monte-Carlo bounds of tail masses, by confidence bounds of a mean in [0, 1].
 //!
-//! A finite population in [0, 1] has the mean mu; draws from it, with or without replacement, give one-sided confidence bounds
-//! of mu, each of which fails with probability at most delta. The values are floats and the population is what those floats
-//! are, so what the bounds promise has nothing to do with rounding; their own arithmetic is rounded outward. `hoeffding`,
-//! `bernstein` and `betting` hold one bound each; `uniform` and `importance` draw from a row; `tail` makes tail masses of it.
+//! A finite population in [0, 1] has the mean mu. Draws from it, with or without replacement, give one-sided confidence
+//! bounds of mu, each of which fails with probability at most delta. The population is the floats themselves, so
+//! rounding of values is no part of the statement; the arithmetic of the bounds is rounded outward. `hoeffding`,
+//! `bernstein` and `betting` hold one bound each; `uniform` and `importance` draw from a row; `tail` derives tail
+//! masses.
 
 mod bernstein;
 mod betting;

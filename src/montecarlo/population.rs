@@ -1,4 +1,4 @@
-//! What a tail is drawn from.
+//! Population of a tail to draw from.
 
 use crate::error::Error;
 use crate::numerics::certified_sums::{ErrorBound, SplitSums};
@@ -6,19 +6,19 @@ use crate::numerics::certified_sums::{ErrorBound, SplitSums};
 /// Computes the scores at some positions of a row, natural-log units, -inf where masked.
 pub type Fetch<'a> = dyn FnMut(&[usize]) -> Result<Vec<f64>, Error> + 'a;
 
-/// What is known of a row before the first draw.
+/// Facts about a row before the first draw.
 pub(super) struct Population {
     /// Items to draw from without replacement; `None` with replacement.
     pub(super) items: Option<usize>,
     pub(super) dropped: usize,
     pub(super) kept: usize,
-    /// The kept weights' sum.
+    /// Sum of the kept weights.
     pub(super) head: f64,
-    /// What the tail's sum is times the mean of what is drawn.
+    /// Ratio of the tail's sum to the mean of the drawn values.
     pub(super) unit: f64,
-    /// Whether all items are 1.
+    /// `true` if all items are 1.
     pub(super) equal: bool,
-    /// How far computed sums and weights may be off.
+    /// Error bound of computed sums and weights.
     pub(super) slack: ErrorBound,
 }
 

@@ -1,4 +1,4 @@
-//! Values that were drawn, and what bounds their mean whatever was not.
+//! Drawn values, and bounds on their mean for any values not drawn.
 
 use crate::numerics::certified_sums::Compensated;
 
@@ -6,7 +6,7 @@ use crate::numerics::certified_sums::Compensated;
 /// off by a few 2^-53).
 pub(super) const ROUNDED: f64 = 1.0 + 1.0 / 281_474_976_710_656.0;
 
-/// Values in the order in which they were drawn, each in [0, 1].
+/// Values in the order drawn, each in [0, 1].
 #[derive(Clone, Copy)]
 pub(super) struct Sample<'a> {
     pub(super) values: &'a [f64],
@@ -22,7 +22,7 @@ impl Sample<'_> {
         self.sum() / self.values.len() as f64
     }
 
-    /// The factor by which a variance of a mean shrinks because items do not come back, rounded up (Bardenet and Maillard,
+    /// Returns the factor by which a variance of a mean shrinks without replacement, rounded up (Bardenet and Maillard,
     /// Bernoulli 21(3), 2015, Corollary 2.5 and Theorem 4.3; the first form is Serfling's).
     pub(super) fn shrinking(&self) -> f64 {
         let Some(population) = self.population else { return 1.0 };
@@ -32,14 +32,14 @@ impl Sample<'_> {
         serfling.min(reverse) * ROUNDED
     }
 
-    /// What the mean cannot exceed, because all values not drawn are at most 1, rounded up.
+    /// Returns the largest possible mean, rounded up: all values not drawn are at most 1.
     pub(super) fn ceiling(&self) -> f64 {
         let Some(population) = self.population else { return 1.0 };
         let rest = (population - self.values.len()) as f64;
         ((self.sum() + rest) / population as f64 * ROUNDED).min(1.0)
     }
 
-    /// What the mean cannot be below, because no value is negative, rounded down.
+    /// Returns the least possible mean, rounded down: no value is negative.
     pub(super) fn floor(&self) -> f64 {
         self.population.map_or(0.0, |population| self.sum() / population as f64 / ROUNDED)
     }

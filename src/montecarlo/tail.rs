@@ -12,7 +12,7 @@ use crate::rows::{Keep, Kind, PerRow, Scores, StoredMask};
 use crate::runtime::memory::{check_memory, check_memory_in_each, list, room};
 use crate::runtime::threads;
 
-/// What is asked of an estimate.
+/// Options of [`tail_mass`].
 ///
 /// ```
 /// use certk_rs::montecarlo::{Method, TailOptions};
@@ -25,22 +25,23 @@ use crate::runtime::threads;
 pub struct TailOptions {
     /// Failure probability of each end of each row's interval, in (0, 1).
     pub delta: f64,
-    /// Whether delta is for all rows together; each then gets an equal share.
+    /// `true` if delta is for all rows together; each row then gets an equal share.
     pub all_rows: bool,
-    /// How many draws a row gets, at most.
+    /// Largest number of draws per row.
     pub draws: usize,
-    /// Which confidence bound.
+    /// Method of the confidence bounds.
     pub method: Method,
-    /// What the random numbers depend on, beside the row.
+    /// Seed of the random numbers, which depend on it and on the row.
     pub seed: u64,
     /// Budgets, one or one per row: drawing stops once they are decided. Only with [`Method::Betting`].
     pub eps: Option<Vec<f64>>,
-    /// How many threads; `None` for all available. Results do not depend on it.
+    /// Number of threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }
 
 impl TailOptions {
-    /// Bounds by betting that fail with probability `delta` at each end, from at most so many draws of a row; seed 0.
+    /// Returns options for bounds by betting that fail with probability `delta` at each end, from at most `draws` draws
+    /// per row, with seed 0.
     #[must_use]
     pub fn new(delta: f64, draws: usize) -> Self {
         let (method, seed) = (Method::Betting, 0);
@@ -49,34 +50,34 @@ impl TailOptions {
 }
 
 builders! { TailOptions {
-    /// Whether delta is for all rows together.
+    /// Divides delta among all rows, or gives it to each.
     all_rows(together: bool) = together;
-    /// Which confidence bound.
+    /// Sets the method of the confidence bounds.
     method(method: Method) = method;
-    /// What the random numbers depend on, beside the row.
+    /// Sets the seed of the random numbers.
     seed(seed: u64) = seed;
-    /// Budgets, one or one per row: drawing stops once they are decided. Only with [`Method::Betting`].
+    /// Sets budgets, one or one per row: drawing stops once they are decided. Only with [`Method::Betting`].
     eps(budgets: impl Into<Option<Vec<f64>>>) = budgets.into();
-    /// How many threads; `None` for all available.
+    /// Sets the number of threads; `None` for all available.
     threads(threads: impl Into<Option<usize>>) = threads.into();
 } }
 
-/// What draws say about the tail mass of each row.
+/// Estimate of the tail mass of each row.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TailEstimate {
-    /// Exceeds the real tail mass with probability at most delta.
+    /// Lower bound: exceeds the real tail mass with probability at most delta.
     pub lower: Vec<f64>,
-    /// Is below the real tail mass with probability at most delta.
+    /// Upper bound: is below the real tail mass with probability at most delta.
     pub upper: Vec<f64>,
-    /// The plain estimate, without a promise.
+    /// Plain estimate, without a guarantee.
     pub point: Vec<f64>,
     /// Draws used.
     pub draws: Vec<i64>,
 }
 
-/// One row's interval.
+/// Interval of one row.
 #[derive(Clone, Copy)]
 struct Estimate {
     lower: f64,
@@ -85,26 +86,26 @@ struct Estimate {
     draws: usize,
 }
 
-/// The first number of draws at which an early stop is considered; it doubles from there.
+/// First number of draws at which an early stop is considered; it doubles from there.
 const FIRST_LOOK: usize = 32;
 const MOST_DRAWS: usize = u32::MAX as usize;
 /// A tail's sum (the row's largest weight being 1) below which nothing is claimed of it: 2^-960.
 const LEAST_TAIL: f64 = 1.026_134_200_324_594_1e-289;
 /// Entries per task.
 const TASK: usize = 1 << 15;
-/// What a row counts at least: its estimate waits for those of the portion.
+/// Least cost of a row in entries: its estimate waits for the rest of the portion.
 const LEAST: usize = 64;
 
 /// Bounds the tail mass of each row from a few of its tail's scores.
 ///
-/// The promise, for each end of each row's interval: whatever the scores are, it is wrong with probability at most `delta`
-/// over the draws (for all rows together with `all_rows`), provided that the kept set was fixed before. The kept mass is
-/// computed in full and its rounding is inside the interval.
+/// For any scores, each end of each row's interval is wrong with probability at most `delta` over the draws (for all
+/// rows together with `all_rows`), provided that the kept set was fixed before. The kept mass is computed in full, and
+/// its rounding is included in the interval.
 ///
-/// Without `upper_bounds` the tail is drawn uniformly without replacement, its largest weight being looked up beforehand (the
-/// row is read, but only what is kept or drawn is exponentiated). With them (rows of the same shape, natural-log units, each
-/// no smaller than `scale` times the score beside it) draws are by importance, with replacement, and only kept and drawn
-/// scores are read.
+/// Without `upper_bounds` the tail is drawn uniformly without replacement. The row is read to find the tail's largest
+/// weight, but only kept and drawn scores are exponentiated. `upper_bounds` are rows of the same shape in natural-log
+/// units, each entry no smaller than `scale` times the score beside it. With them draws are by importance, with
+/// replacement, and only kept and drawn scores are read.
 ///
 /// ```
 /// use certk_rs::{Keep, Options, Scores, certify, montecarlo::{TailOptions, tail_mass}, select};
@@ -119,8 +120,8 @@ const LEAST: usize = 64;
 ///
 /// # Errors
 /// [`Error::Option`] for delta, draws; [`Error::Draws`]; [`Error::UpperBound`], [`Error::UpperBoundBroken`];
-/// [`Error::Conflict`] for `upper_bounds` with probabilities or an additive mask, or `eps` with another method than betting;
-/// whatever is wrong with scores or kept set.
+/// [`Error::Conflict`] for `upper_bounds` with probabilities or an additive mask, or `eps` with another method than
+/// betting; the error of invalid scores or kept sets.
 pub fn tail_mass(
     scores: &Scores<'_>,
     keep: &Keep<'_>,
@@ -139,7 +140,7 @@ pub fn tail_mass(
     let n = scores.longest().max(1);
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
     check_memory_in_each("scores", threads, (rows, n), 1)?;
-    // One row is shared out itself.
+    // A single row is itself split over threads.
     let inside = if rows == 1 { threads } else { 1 };
     let one = |row: usize| {
         let random = Random::new(options.seed, row as u64);
@@ -168,10 +169,10 @@ pub fn tail_mass(
     Ok(result)
 }
 
-/// Does as [`tail_mass`] for one row whose scores are computed only where they are drawn or kept.
+/// Bounds the tail mass of one row as [`tail_mass`] does, with scores computed only where they are drawn or kept.
 ///
-/// `upper_bounds` is that row; `fetch` returns the scores (natural-log units, -inf where masked) at the positions that it is
-/// given, the same for the same position whatever the seed.
+/// `upper_bounds` is that row; `fetch` returns the scores (natural-log units, -inf where masked) at the given
+/// positions, the same for the same position with any seed.
 ///
 /// ```
 /// use certk_rs::{Keep, Scores, montecarlo::{TailOptions, tail_mass_of_drawn}};
@@ -191,14 +192,14 @@ pub fn tail_mass(
 /// ```
 ///
 /// # Errors
-/// As [`tail_mass`]; [`Error::Length`] if `fetch` returns another number of scores; whatever error it returns.
+/// As [`tail_mass`]; [`Error::Length`] if `fetch` returns another number of scores; the errors of `fetch`.
 pub fn tail_mass_of_drawn(
     upper_bounds: &Scores<'_>,
     keep: &Keep<'_>,
     fetch: &mut Fetch<'_>,
     options: &TailOptions,
 ) -> Result<TailEstimate, Error> {
-    // The numbers of the kernel must not depend on modes that the caller has set.
+    // The kernel's results must not depend on floating-point modes that the caller has set.
     let _modes = threads::default_floats();
     let (delta, budgets) = check(options, upper_bounds)?;
     let threads = threads::count(options.threads, upper_bounds.longest() > 2 * TASK)?;
@@ -241,7 +242,7 @@ pub fn tail_mass_of_drawn(
 }
 
 impl TailEstimate {
-    /// Room for the estimates of that many rows.
+    /// Makes room for the estimates of `rows` rows.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
@@ -264,7 +265,7 @@ impl TailEstimate {
 
 struct Plan<'a> {
     options: &'a TailOptions,
-    /// The share of a row.
+    /// Share of delta of a row.
     delta: f64,
     eps: Option<f64>,
 }
@@ -275,7 +276,7 @@ impl Plan<'_> {
         drawn_from: &Population,
         mut draw: impl FnMut(usize, &mut Vec<f64>) -> Result<(), Error>,
     ) -> Result<Estimate, Error> {
-        // Nothing is lost, of an empty row, too; or all, if what has a bound is known to have a score.
+        // Nothing is lost, in an empty row too; or everything, if a key with a bound is known to have a score.
         let seen = drawn_from.items.is_some();
         if drawn_from.dropped == 0 || (drawn_from.kept == 0 && seen) {
             let mass = if drawn_from.dropped == 0 { 0.0 } else { 1.0 };
@@ -303,7 +304,7 @@ impl Plan<'_> {
     ) -> Result<Estimate, Error> {
         let draws = values.len();
         if drawn_from.kept == 0 {
-            // All is lost if there is anything: a weight that was drawn proves it.
+            // Everything is lost if there is any weight: a drawn weight proves it.
             let mass = f64::from(u8::from(values.iter().any(|value| *value > 0.0)));
             return Ok(Estimate { lower: mass, upper: 1.0, point: mass, draws });
         }
@@ -315,7 +316,7 @@ impl Plan<'_> {
         let upper = drawn_from.split(high).upper(slack.certify, slack.flush);
         let mut least = drawn_from.split(low);
         if least.tail < LEAST_TAIL {
-            // Close to the subnormal numbers products may have been rounded up by any share.
+            // Near the subnormal numbers products may have been rounded up by any factor.
             least.tail = 0.0;
         }
         let lower = least.lower(slack.certify, slack.flush).min(upper);
@@ -327,7 +328,7 @@ impl Plan<'_> {
     }
 }
 
-/// Judges the options; returns each row's share of delta, and the budgets.
+/// Checks the options; returns each row's share of delta, and the budgets.
 fn check<'a>(
     options: &'a TailOptions,
     scores: &Scores<'_>,
@@ -374,7 +375,7 @@ fn check_bounds(scores: &Scores<'_>, bounds: &Scores<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Bounds are read as they are stored: an option that would change them must not be passed over.
+/// Checks that no option would change the bounds, which are read as stored.
 fn check_plain(bounds: &Scores<'_>) -> Result<(), Error> {
     if bounds.is_plain() {
         return Ok(());

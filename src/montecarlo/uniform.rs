@@ -8,12 +8,12 @@ use crate::rows::{Keep, Scores, WeightKind};
 use crate::runtime::ambient::{self, asked};
 use crate::runtime::memory::{filled, list};
 
-/// A row's tail in the order in which it will be drawn, as far as it has been drawn.
+/// A row's tail, in drawn order up to `drawn`.
 pub(super) struct Uniform {
     keys: Vec<f64>,
     top: f64,
     weight_kind: WeightKind,
-    /// What comes before `drawn` has been drawn.
+    /// Number of entries drawn; they come first.
     drawn: usize,
     random: Random,
 }
@@ -22,7 +22,7 @@ impl Uniform {
     /// Reads the whole row: the sum of the kept weights and the largest weight of the tail, which bounds all of it.
     ///
     /// # Errors
-    /// Whatever is wrong with the row or the kept set.
+    /// The error of an invalid row or kept set.
     pub(super) fn new(
         scores: &Scores<'_>,
         keep: &Keep<'_>,
@@ -75,7 +75,7 @@ impl Uniform {
         Ok((Uniform { keys: tail, top, weight_kind, drawn: 0, random }, drawn_from))
     }
 
-    /// Draws that many more, each a weight relative to the tail's largest.
+    /// Draws `count` more values, each a weight relative to the tail's largest.
     pub(super) fn draw(&mut self, count: usize, values: &mut Vec<f64>) {
         for _ in asked(0..count) {
             let left = self.keys.len() - self.drawn;
@@ -87,7 +87,7 @@ impl Uniform {
     }
 }
 
-/// A key's weight, relative to that of a larger one.
+/// Returns a key's weight, relative to that of a larger one.
 fn weigh(weight_kind: WeightKind, key: f64, unit: f64) -> f64 {
     match weight_kind {
         WeightKind::Weight => key / unit,

@@ -1,28 +1,29 @@
-//! Rigorous sums of softmax weights: what computed sums prove about real ones.
+//! Rigorous sums of softmax weights: intervals for real sums from computed ones.
 //!
 //! A row is split into a kept set S and its tail T. From computed sums `H_hat` over S and `T_hat` over T this module
 //! derives an interval that contains the real tail mass `tau = T / (T + H)` of the stored scores. All terms are
 //! non-negative, so every error is relative and two-sided: `T_hat / H_hat` lies within a factor `1 + slack` of `T / H`,
 //! up to entries so small that they were flushed to zero.
 //!
-//! `docs/soundness.md` derives the slacks term by term, with u = 2^-24 and v = 2^-53; a test holds these constants against it.
+//! `docs/soundness.md` derives the slacks term by term, with u = 2^-24 and v = 2^-53; a test compares these constants
+//! with it.
 //!
-//! A selection is decided with a larger slack than a certification, by more than two evaluations of the same sums in
-//! different orders can differ: whatever `select` certifies, `certify` certifies too.
+//! A selection is decided with a larger slack than a certification. The excess is more than two evaluations of the same
+//! sums in different orders can differ, so `certify` confirms every certified selection.
 
 use std::cmp::Ordering;
 
-/// Elements per chunk of a row: the unit that threads share out, and at whose edges sums meet in f64.
+/// Elements per chunk of a row: the unit shared over threads, at whose edges sums are added in f64.
 pub(crate) const CHUNK: usize = 1 << 16;
 
-/// How far computed sums may be from real ones.
+/// Bounds on the error of computed sums.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ErrorBound {
     /// Relative slack of the ratio of two sums, as needed for a proof.
     pub(crate) certify: f64,
-    /// The larger slack that selection decides with.
+    /// Larger slack, for deciding a selection.
     pub(crate) select: f64,
-    /// What a flushed entry may weigh at most (relative to a weight of 1 at the row's largest score).
+    /// Largest real weight of a flushed entry (relative to a weight of 1 at the row's largest score).
     pub(crate) flush: f64,
 }
 
@@ -30,26 +31,27 @@ const U: f64 = 1.0 / 16_777_216.0;
 const V: f64 = f64::EPSILON / 2.0;
 
 impl ErrorBound {
-    /// Weights and lane sums in f32; `error` bounds how far each stored score is from the real one.
+    /// Returns the slack of weights and lane sums in f32; `error` bounds the distance of each stored score from the
+    /// real one.
     pub(crate) fn f32(error: f64) -> Self {
         ErrorBound::new(512.0 * U, 640.0 * U, 2f64.powi(-125), error)
     }
 
-    /// Weights and sums in f64 over a row of `n` entries.
+    /// Returns the slack of weights and sums in f64 over a row of `n` entries.
     pub(crate) fn f64(n: usize, error: f64) -> Self {
         let chunks = (n / CHUNK) as f64;
         let certify = (8192.0 + 2.0 * chunks) * V;
         ErrorBound::new(certify, (12288.0 + 8.0 * chunks) * V, 2f64.powi(-1021), error)
     }
 
-    /// Stored weights, summed in f64.
+    /// Returns the slack of stored weights, summed in f64.
     pub(crate) fn weights(n: usize) -> Self {
         let chunks = (n / CHUNK) as f64;
         let certify = (1024.0 + 2.0 * chunks) * V;
         ErrorBound::new(certify, (3072.0 + 8.0 * chunks) * V, 0.0, 0.0)
     }
 
-    /// The same with another relative error of `more` on each side of every sum.
+    /// Returns the slack with another relative error of `more` on each side of every sum.
     pub(crate) fn widened(self, more: f64) -> Self {
         let grow = |slack: f64| (1.0 + slack) * (1.0 + 2.5 * more) - 1.0 + V;
         ErrorBound { certify: grow(self.certify), select: grow(self.select), ..self }
@@ -80,7 +82,7 @@ pub(crate) struct SplitSums {
 }
 
 impl SplitSums {
-    /// An upper bound of the real tail mass, given a slack. An empty tail has mass exactly 0.
+    /// Returns an upper bound of the real tail mass, given a slack. An empty tail has mass exactly 0.
     pub(crate) fn upper(&self, slack: f64, flush: f64) -> f64 {
         if self.dropped == 0 {
             return 0.0;
@@ -99,7 +101,7 @@ impl SplitSums {
         }
     }
 
-    /// A lower bound of the real tail mass, given a slack.
+    /// Returns a lower bound of the real tail mass, given a slack.
     pub(crate) fn lower(&self, slack: f64, flush: f64) -> f64 {
         if self.dropped == 0 {
             return 0.0;
@@ -118,8 +120,8 @@ impl SplitSums {
     }
 }
 
-/// An exponential with a proven error, for the checker that shares no kernel: for x <= 0, relative error below 2^-50
-/// where x >= -708, and 0 below that (the real value is then under 2^-1021).
+/// Returns an exponential with a proven error, for the checker that shares no kernel: for x <= 0, relative error below
+/// 2^-50 where x >= -708, and 0 below that (the real value is then under 2^-1021).
 ///
 /// x = k ln 2 + r with |r| <= .35, ln 2 in two parts so that k times the first is exact; a Taylor polynomial of degree 16 in r
 /// (remainder < 2^-73), whose roundings lose less than 5v since each step's error is scaled by |r| in the next.
@@ -138,12 +140,12 @@ pub(crate) fn exp(x: f64) -> f64 {
     sum * 2f64.powi(k as i32)
 }
 
-/// Whether keeping `kept` of `total` equal weights leaves a tail mass of at most `eps`, in exact arithmetic.
+/// Returns `true` if keeping `kept` of `total` equal weights leaves a tail mass of at most `eps`, in exact arithmetic.
 pub(crate) fn equal_weights_hold(kept: u64, total: u64, eps: f64) -> bool {
     total - kept <= equal_weights_droppable(total, eps)
 }
 
-/// How many of `total` equal weights may be dropped: the floor of `total * eps`, exactly.
+/// Returns the number of `total` equal weights that may be dropped: the floor of `total * eps`, exactly.
 pub(crate) fn equal_weights_droppable(total: u64, eps: f64) -> u64 {
     if eps <= 0.0 {
         return 0;
@@ -155,7 +157,7 @@ pub(crate) fn equal_weights_droppable(total: u64, eps: f64) -> u64 {
     if shift > 127 { 0 } else { (product >> shift) as u64 }
 }
 
-/// Whether `dropped` is the share `eps` of `total`, exactly.
+/// Returns `true` if `dropped` is the share `eps` of `total`, exactly.
 pub(crate) fn is_share(dropped: u64, total: u64, eps: f64) -> bool {
     if eps <= 0.0 {
         return dropped == 0;
@@ -166,7 +168,7 @@ pub(crate) fn is_share(dropped: u64, total: u64, eps: f64) -> bool {
     shift <= 127 && product.trailing_zeros() >= shift && product >> shift == u128::from(dropped)
 }
 
-/// A non-negative finite float as `mantissa * 2^exponent`.
+/// Returns a non-negative finite float as `mantissa * 2^exponent`.
 fn decompose(value: f64) -> (u64, i32) {
     let bits = value.to_bits();
     let field = (bits >> 52 & 0x7ff) as i32;
@@ -174,7 +176,7 @@ fn decompose(value: f64) -> (u64, i32) {
     if field == 0 { (fraction, -1074) } else { (fraction | 1 << 52, field - 1075) }
 }
 
-/// A sum that carries its rounding errors along (Neumaier), for sequences of any length.
+/// Compensated (Neumaier) sum, for sequences of any length.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Compensated {
     sum: f64,
@@ -205,7 +207,7 @@ impl FromIterator<f64> for Compensated {
     }
 }
 
-/// An exact sum of non-negative finite f64 numbers, as one wide integer in units of 2^-1074.
+/// Exact sum of non-negative finite f64 numbers, as one wide integer in units of 2^-1074.
 #[derive(Debug, Clone)]
 pub(crate) struct ExactSum {
     limbs: [u64; ExactSum::LIMBS],
@@ -306,7 +308,7 @@ mod tests {
         assert!(lost.lower(0.0, 0.0) < 1.0);
     }
 
-    /// What the proofs take for granted of slacks: known exponentials, rounded up.
+    /// Assumption of the proofs about slacks: known exponentials, rounded up.
     #[test]
     fn slacks_count_what_they_are_told() {
         for (radius, grown) in [(0.5, std::f64::consts::E.next_up()), (5.0, 22_026.465_794_806_72)]

@@ -1,26 +1,21 @@
-//! Numbers in two f64 parts, with a logarithm and an exponential that are good to 2^-90.
-//!
-//! With so much to spare, a result rounded up to f64 is nearly always the closest float above the real one, and
-//! neighbouring arguments keep their order. Sums, products and quotients of such numbers are off by less than 2^-100 (Joldes,
-//! Muller and Popescu, "Tight and rigorous error bounds for basic building blocks of double-word arithmetic"); the series
-//! below take some twenty steps, each of which shrinks what the former ones lost.
+//! Double-double numbers, with a logarithm and an exponential accurate to 2^-90.
 
 use std::sync::LazyLock;
 
-/// The sum of two floats and what it lost.
+/// Returns the sum of two floats and its rounding error.
 pub(crate) fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     let back = sum - a;
     (sum, (a - (sum - back)) + (b - back))
 }
 
-/// The same of two floats of which the first is not smaller in size.
+/// Returns the same for two floats of which the first is not smaller in size.
 pub(crate) fn fast_two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     (sum, b - (sum - a))
 }
 
-/// An unevaluated sum of two floats, the first being that sum rounded.
+/// Unevaluated sum of two floats, the first being the rounded sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DoubleDouble {
     pub(crate) high: f64,
@@ -31,10 +26,10 @@ pub(crate) const ONE: DoubleDouble = DoubleDouble { high: 1.0, low: 0.0 };
 /// ln 2 to 107 bits.
 pub(crate) const LN2: DoubleDouble =
     DoubleDouble { high: std::f64::consts::LN_2, low: 2.319_046_813_846_299_6e-17 };
-/// More than the relative error of what is computed here.
+/// Bound on the relative error of the functions below.
 const DOUBT: f64 = 1.0 / (1u128 << 85) as f64;
 
-/// The first reciprocals: 1 / i at i, from 1 on.
+/// Reciprocals: 1 / i at i, from 1 on.
 static RECIPROCALS: LazyLock<[DoubleDouble; 44]> =
     LazyLock::new(|| std::array::from_fn(|i| if i == 0 { ONE } else { ONE.over(i as f64) }));
 
@@ -45,7 +40,7 @@ impl From<f64> for DoubleDouble {
 }
 
 impl DoubleDouble {
-    /// The exact product of two floats, unless its low part underflows.
+    /// Returns the exact product of two floats, unless its low part underflows.
     pub(crate) fn product(a: f64, b: f64) -> Self {
         let high = a * b;
         DoubleDouble { high, low: a.mul_add(b, -high) }
@@ -83,19 +78,19 @@ impl DoubleDouble {
         DoubleDouble { high, low }.plus(rest.high / other.high)
     }
 
-    /// A float that is not below the real number that this is computed for.
+    /// Returns a float not below the real number that this approximates.
     pub(crate) fn up(self) -> f64 {
         let (high, low) = two_sum(self.high, self.low + self.high.abs() * DOUBT);
         if low > 0.0 { high.next_up() } else { high }
     }
 
-    /// A float that is not above the real number that this is computed for.
+    /// Returns a float not above the real number that this approximates.
     pub(crate) fn down(self) -> f64 {
         -self.negated().up()
     }
 }
 
-/// `2 atanh(f)` for |f| < .18: the terms left out are below 2^-109 of the first.
+/// Returns `2 atanh(f)` for |f| < .18: the omitted terms are below 2^-109 of the first.
 fn twice_atanh(f: DoubleDouble) -> DoubleDouble {
     let square = f.times(f);
     let mut sum = DoubleDouble::from(0.0);
@@ -106,7 +101,7 @@ fn twice_atanh(f: DoubleDouble) -> DoubleDouble {
     half.plus(half)
 }
 
-/// A positive finite float as `m 2^e` with 1 <= m < 2.
+/// Returns a positive finite float as `m 2^e` with 1 <= m < 2.
 pub(crate) fn split(value: f64) -> (f64, i32) {
     const FRACTION: u64 = (1 << 52) - 1;
     let (value, lifted) =
@@ -116,7 +111,7 @@ pub(crate) fn split(value: f64) -> (f64, i32) {
     (f64::from_bits(bits & FRACTION | 1023 << 52), exponent)
 }
 
-/// `ln(a / b) + exponent ln 2` of positive numbers of ordinary size, accurate also where the result is next to 0.
+/// Returns `ln(a / b) + exponent ln 2` of positive numbers of ordinary size, accurate near 0 too.
 pub(crate) fn ln_ratio(a: DoubleDouble, b: DoubleDouble, exponent: i32) -> DoubleDouble {
     let (mantissa, mut shift) = split(a.high / b.high);
     if mantissa > std::f64::consts::SQRT_2 {
@@ -131,7 +126,7 @@ pub(crate) fn ln_ratio(a: DoubleDouble, b: DoubleDouble, exponent: i32) -> Doubl
     }
 }
 
-/// `1 - e^{-x}` for 0 < x < 40.
+/// Returns `1 - e^{-x}` for 0 < x < 40.
 pub(crate) fn one_minus_exp(x: f64) -> DoubleDouble {
     let halvings = (x * std::f64::consts::LOG2_E).round_ties_even();
     let rest = LN2.times(halvings).plus(-x);

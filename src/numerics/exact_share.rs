@@ -1,8 +1,8 @@
 //! Kept sets whose real tail mass equals the budget, which no interval can show.
 //!
-//! A set that drops the share `eps` of each level of equal scores has a tail mass of exactly `eps`. No other set has: powers of e
-//! with different rational exponents are linearly independent over the rationals (Lindemann and Weierstrass), so the difference of
-//! the tail and `eps` of all vanishes only level by level.
+//! A set that drops the share `eps` of each level of equal scores has a tail mass of exactly `eps`. No other set has:
+//! powers of e with different rational exponents are linearly independent over the rationals (Lindemann and
+//! Weierstrass), so the difference of the tail and `eps` times the total vanishes only level by level.
 
 use crate::error::Error;
 use crate::numerics::certified_sums::is_share;
@@ -10,8 +10,8 @@ use crate::numerics::sorting;
 use crate::runtime::memory::room;
 use crate::runtime::reused::Reused;
 
-/// Whether a set leaves a tail mass of exactly `eps`, given each visible score with whether it is kept, and how many of how many are
-/// dropped.
+/// Returns `true` if a set leaves a tail mass of exactly `eps`. `entries` are the visible scores, `true` if kept; the
+/// pair counts the dropped and the visible ones.
 ///
 /// # Errors
 /// [`Error::NoMemory`].

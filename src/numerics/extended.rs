@@ -1,4 +1,4 @@
-//! Numbers that may be infinite, also in formats that people read and that have no infinities, such as JSON: there as a word.
+//! Serialisation of numbers that may be infinite: as a word in human-readable formats without infinities, such as JSON.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
-//! What some keys weigh together, as the logarithm of the sum of e^score: so parts of one softmax that are computed apart, on
-//! other machines or from other evidence, are put together again.
+//! Joint weight of some keys, as the logarithm of the sum of e^score. It combines parts of one softmax that are
+//! computed apart, on other machines or from other evidence.
 
 use crate::numerics::certified_sums::exp;
 
-/// The two ends of an interval that holds the natural logarithm of a sum of e^score, in the scores' own units (nats).
+/// Interval that contains the natural logarithm of a sum of e^score, in the scores' own units (nats).
 ///
 /// ```
 /// use certk_rs::LogMass;
@@ -14,22 +14,22 @@ use crate::numerics::certified_sums::exp;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LogMass {
-    /// It is not below this; negative infinity where there may be no weight at all.
+    /// Lower end; negative infinity if there may be no weight at all.
     #[cfg_attr(feature = "serde", serde(with = "crate::numerics::extended"))]
     pub lower: f64,
-    /// It is not above this.
+    /// Upper end.
     #[cfg_attr(feature = "serde", serde(with = "crate::numerics::extended"))]
     pub upper: f64,
 }
 
-/// The relative error of a logarithm and of sums of two: generously, since what is added may cancel.
+/// Relative error of a logarithm and of sums of two: generous, because the terms may cancel.
 const ROUNDING: f64 = 1.0 / 1_125_899_906_842_624.0;
 
-/// How far from each other ends may be, in nats, to be weighed against each other.
+/// Largest distance of ends, in nats, at which they are weighed against each other.
 const MOST: f64 = 700.0;
 
 impl LogMass {
-    /// Weights whose logarithm lies between these.
+    /// Returns the interval of weights whose logarithm lies between these ends.
     ///
     /// ```
     /// use certk_rs::LogMass;
@@ -40,12 +40,13 @@ impl LogMass {
         LogMass { lower, upper }
     }
 
-    /// Of no key at all.
+    /// Mass of no key.
     pub const NONE: LogMass = LogMass { lower: f64::NEG_INFINITY, upper: f64::NEG_INFINITY };
-    /// Of which nothing is known.
+    /// Unknown mass.
     pub const UNKNOWN: LogMass = LogMass { lower: f64::NEG_INFINITY, upper: f64::INFINITY };
 
-    /// Of weights relative to `e^at` whose real sum is between two numbers, but for scores that may all be off by `error` nats.
+    /// Returns the mass of weights relative to `e^at` whose real sum is between two numbers, for scores that may all be
+    /// off by `error` nats.
     pub(crate) fn of(lower: f64, upper: f64, at: f64, error: f64) -> Self {
         if upper == 0.0 {
             return Self::NONE;
@@ -61,17 +62,17 @@ impl LogMass {
         }
     }
 
-    /// The same of a computed sum with a relative error.
+    /// Returns the mass of a computed sum with a relative error.
     pub(crate) fn summed(sum: f64, rounding: f64, at: f64, error: f64) -> Self {
         Self::of(sum * (1.0 - rounding), sum * (1.0 + rounding), at, error)
     }
 
-    /// The same, if all scores may be off by so many nats more.
+    /// Returns the same mass if all scores may be off by `error` nats more.
     pub(crate) fn widened(self, error: f64) -> Self {
         LogMass { lower: self.lower - error, upper: self.upper + error }
     }
 
-    /// What these keys weigh together with others.
+    /// Returns the mass of these keys together with others.
     pub(crate) fn plus(self, other: LogMass) -> Self {
         let ends = [self.lower, self.upper, other.lower, other.upper];
         let at = ends.into_iter().filter(|end| end.is_finite()).fold(f64::NEG_INFINITY, f64::max);
@@ -83,13 +84,13 @@ impl LogMass {
         LogMass::of(one.0 + two.0, one.1 + two.1, at, ROUNDING)
     }
 
-    /// What these keys weigh at least and at most, relative to `e^at`; neither end is infinite as long as the interval's are not
-    /// some 700 nats above it.
+    /// Returns bounds on the weight relative to `e^at`; neither end is infinite as long as the interval's are not some
+    /// 700 nats above `at`.
     pub(crate) fn weights(self, at: f64) -> (f64, f64) {
         let weight = |end: f64, way: f64| {
-            // Of what is no number nothing is known.
+            // NaN bounds nothing.
             let above = if (end - at).is_nan() { way * f64::INFINITY } else { end - at };
-            // Beyond this a weight is none, or outweighs all others.
+            // Beyond this a weight is negligible, or outweighs all others.
             if above < -MOST {
                 return if way > 0.0 { exp(-MOST) * (1.0 + ROUNDING) } else { 0.0 };
             }
@@ -104,7 +105,7 @@ impl LogMass {
     }
 }
 
-/// The natural logarithm, to a few roundings; the same bits everywhere.
+/// Returns the natural logarithm, to a few roundings, with the same bits on every machine.
 fn ln(value: f64) -> f64 {
     if value == 0.0 {
         return f64::NEG_INFINITY;

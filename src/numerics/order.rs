@@ -1,7 +1,7 @@
-//! The only definition of "better".
+//! The order of scores: the only definition of "better".
 //!
-//! Scores compare as real numbers, so -0 equals +0 although their bits differ; of two equal scores the
-//! one with the lower position is better. NaN never reaches an order: it is rejected where scores are judged.
+//! Scores compare as real numbers, so -0 equals +0 although their bits differ. Of two equal scores the one with the
+//! lower position is better. NaN never reaches an order: it is rejected when scores are checked.
 
 use std::cmp::Ordering;
 
@@ -13,22 +13,22 @@ pub(crate) fn worst_first<S: PartialOrd>(a: &(S, u32), b: &(S, u32)) -> Ordering
     match a.0.partial_cmp(&b.0) {
         Some(Ordering::Less) => Ordering::Less,
         Some(Ordering::Greater) => Ordering::Greater,
-        // Equal scores (a NaN would land here too, but none gets this far): the later position is worse.
+        // Equal scores: the later position is worse. (A NaN would end up here too, but is rejected before.)
         _ => b.1.cmp(&a.1),
     }
 }
 
-/// Whether an entry belongs to the set that ends, inclusively, with `boundary` as its worst member.
+/// Returns `true` if an entry belongs to the set whose worst member is `boundary`.
 #[inline]
 pub(crate) fn kept<S: PartialOrd>(entry: &(S, u32), boundary: &(S, u32)) -> bool {
     entry.0 > boundary.0 || (entry.0 == boundary.0 && entry.1 <= boundary.1)
 }
 
-/// A floating-point type whose finite values can be counted through in order.
+/// Floating-point type whose finite values can be enumerated in order.
 pub(crate) trait Ordered: Copy + PartialOrd {
-    /// The rank of a value among the floats: monotone in the real value, equal for -0 and +0.
+    /// Returns the rank of a value among the floats: monotone in the real value, equal for -0 and +0.
     fn rank(self) -> i64;
-    /// The inverse of [`Ordered::rank`] for ranks of finite values.
+    /// Returns the value of a rank; the inverse of [`Ordered::rank`] for finite values.
     fn from_rank(rank: i64) -> Self;
 }
 

@@ -1,8 +1,8 @@
 //! Counter-based random numbers keyed by (seed, row).
 //!
-//! The generator is `ChaCha` with twelve rounds, as `rand_chacha` has it: the seed, little-endian, is the first eight of the 32
-//! bytes of the key (the rest is zero), and the row is the stream. What a row draws depends on nothing else, in particular
-//! neither on threads nor on the order in which rows are worked on.
+//! The generator is `ChaCha` with twelve rounds, as in `rand_chacha`. The seed, little-endian, is the first eight of
+//! the 32 bytes of the key (the rest is zero), and the row is the stream. So a row's draws depend on neither threads
+//! nor the order of rows.
 
 #[cfg(feature = "montecarlo")]
 use rand_chacha::{
@@ -13,7 +13,7 @@ use rand_chacha::{
 /// An odd number whose multiples are spread evenly.
 pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Each bit of the answer depends on all bits: the last step of `SplitMix64`, for what needs no more than that.
+/// Mixes bits, so that each bit of the result depends on all: the last step of `SplitMix64`.
 pub(crate) fn stirred(mut bits: u64) -> u64 {
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -21,7 +21,7 @@ pub(crate) fn stirred(mut bits: u64) -> u64 {
 }
 
 #[cfg(feature = "montecarlo")]
-/// The random numbers of one row.
+/// Random numbers of one row.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(ChaCha12Rng);
 
@@ -35,7 +35,7 @@ impl Random {
         Random(generator)
     }
 
-    /// A uniform integer below `end > 0`, by rejection: every one is exactly equally likely.
+    /// Returns a uniform integer below `end > 0`, by rejection: every one is exactly equally likely.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         let unused = (end - 1).leading_zeros();
         loop {

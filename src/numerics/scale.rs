@@ -1,9 +1,9 @@
-//! The scale of attention where none is given.
+//! Default scale of attention.
 
-/// The f64 nearest to `d^-1/2`; infinite for 0.
+/// Returns the f64 nearest to `d^-1/2`; infinite for 0.
 ///
-/// Quotient and root round twice and miss it by a unit for every fifth d, so integers decide. Float modes have no say: what
-/// is computed shows only where to look.
+/// Quotient and root round twice, and miss it by a unit for every fifth d, so integers decide. Floating-point modes
+/// have no effect: the computed value is only a guess.
 pub fn nearest_rsqrt(d: usize) -> f64 {
     let guess = 1.0 / (d as f64).sqrt();
     if d == 0 {
@@ -29,7 +29,7 @@ pub fn nearest_rsqrt(d: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// By the integer root, which shares nothing with the search.
+    /// Computes the same by the integer root, independently of the search.
     fn by_root(d: u128) -> f64 {
         // 2^(s + 1) d^-1/2, rounded down, where 2^52 <= 2^s d^-1/2 < 2^53: half of it, rounded up, is the nearest.
         let s = if d == 1 { 52 } else { 53 + (d - 1).ilog2() / 2 };

@@ -1,18 +1,18 @@
-//! Sorting long lists so that it can be stopped.
+//! Sorting of long lists, with cancellation.
 
 use std::cmp::Ordering;
 
 use crate::runtime::ambient::{self, PIECE};
 
-/// Entries of which some are looked at to part a list.
+/// Entries sampled to partition a list.
 const SAMPLE: usize = 31;
-/// So often a list is parted, and the rest is sorted whatever it takes: nobody's order can make this slow.
+/// Number of partitions, after which the rest is sorted by the standard library: no order of entries makes this slow.
 const DEPTH: usize = 64;
 
-/// Sorts as `sort_unstable_by` does. Once the calls of this thread shall end it ends early, and the order is any
+/// Sorts as `sort_unstable_by` does. If the calls of this thread are to end, it ends early with an arbitrary order
 /// ([`asked`](crate::runtime::ambient::asked)).
 pub(crate) fn sort<T: Copy>(list: &mut [T], compare: impl Fn(&T, &T) -> Ordering) {
-    // Each parting leaves one part for later.
+    // Each partition leaves one part for later.
     let mut left = [(0, 0, 0); DEPTH + 1];
     left[0] = (0, list.len(), DEPTH);
     let mut waiting = 1;
@@ -29,7 +29,7 @@ pub(crate) fn sort<T: Copy>(list: &mut [T], compare: impl Fn(&T, &T) -> Ordering
         }
         let pivot = middle(part, &compare);
         let less = from + part_by(part, |entry| compare(entry, &pivot).is_lt());
-        // Those that are equal to it are where they belong.
+        // Entries equal to it are in place.
         let more = less + part_by(&mut list[less..to], |entry| compare(entry, &pivot).is_eq());
         left[waiting] = (more, to, depth - 1);
         left[waiting + 1] = (from, less, depth - 1);
@@ -37,8 +37,8 @@ pub(crate) fn sort<T: Copy>(list: &mut [T], compare: impl Fn(&T, &T) -> Ordering
     }
 }
 
-/// Moves entries so that the one at `nth` is the one that sorting would put there, and none before it comes behind it. It ends as
-/// [`sort`] does.
+/// Moves entries so that `nth` holds the entry that sorting would put there, with only entries that sort no later
+/// before it. It ends early like [`sort`].
 pub(crate) fn place<T: Copy>(list: &mut [T], nth: usize, compare: impl Fn(&T, &T) -> Ordering) {
     let (mut from, mut to) = (0, list.len());
     for depth in 0.. {
@@ -64,18 +64,18 @@ pub(crate) fn place<T: Copy>(list: &mut [T], nth: usize, compare: impl Fn(&T, &T
     }
 }
 
-/// The middle of some entries.
+/// Returns the median of a sample of the entries.
 fn middle<T: Copy>(list: &[T], compare: &impl Fn(&T, &T) -> Ordering) -> T {
     let mut some = [list[0]; SAMPLE];
     for (i, entry) in some.iter_mut().enumerate() {
-        // Not at equal distances, which orders that repeat would meet.
+        // At unequal distances, because patterns may repeat at equal ones.
         *entry = list[(i * list.len() / SAMPLE + i * 7919) % list.len()];
     }
     some.sort_unstable_by(compare);
     some[SAMPLE / 2]
 }
 
-/// Moves those to the front that belong there, and says how many they are.
+/// Moves the matching entries to the front, and returns their number.
 fn part_by<T: Copy>(list: &mut [T], belongs: impl Fn(&T) -> bool) -> usize {
     let mut front = 0;
     for from in (0..list.len()).step_by(PIECE) {

@@ -38,7 +38,7 @@ pub enum Stored<'a> {
     Bf16(Strided<'a, bf16>),
 }
 
-/// Runs generic code for what rows store.
+/// Runs generic code for the stored type of the rows.
 macro_rules! for_dtype {
     ($rows:expr, $of:ident => $work:expr) => {
         match &$rows {
@@ -51,7 +51,7 @@ macro_rules! for_dtype {
 }
 pub(crate) use for_dtype;
 
-/// What makes [`Number`] a list of four.
+/// Sealed traits behind [`Number`].
 mod listed {
     pub trait Rows: Sized {
         fn stored(rows: crate::kernels::Strided<'_, Self>) -> super::Stored<'_>;
@@ -60,7 +60,7 @@ mod listed {
 }
 pub(super) use listed::Rows;
 
-/// A number that may be stored: f32, f64, f16 or bf16.
+/// Type in which numbers may be stored: f32, f64, f16 or bf16.
 pub trait Number: Rows {}
 
 macro_rules! data_from {
@@ -95,7 +95,7 @@ macro_rules! data_from {
 data_from!(f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16);
 
 impl Data<'_> {
-    /// How many numbers the buffer holds.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         match self {
             Data::F32(d) => d.len(),
@@ -105,12 +105,12 @@ impl Data<'_> {
         }
     }
 
-    /// Whether the buffer is empty.
+    /// Returns `true` if the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The number at `i`, exactly; `None` behind the last.
+    /// Returns the number at `i`, exactly, or `None` past the end.
     pub fn get(&self, i: usize) -> Option<f64> {
         match self {
             Data::F32(d) => d.get(i).map(|&v| f64::from(v)),
@@ -122,10 +122,10 @@ impl Data<'_> {
 }
 
 impl<'a> Data<'a> {
-    /// Rows of `n` numbers along batch axes with these strides, in elements.
+    /// Returns rows of `n` numbers along batch axes with these strides, in elements.
     ///
     /// # Errors
-    /// [`Error::Shape`] if they are not all in the buffer.
+    /// [`Error::Shape`] if the rows reach outside the buffer.
     pub(super) fn rows(
         self,
         argument: &'static str,
@@ -145,7 +145,7 @@ impl<'a> Data<'a> {
 }
 
 impl Stored<'_> {
-    /// An entry of a row, exactly.
+    /// Returns an entry of a row, exactly.
     #[inline]
     pub(crate) fn get(&self, row: usize, j: usize) -> f64 {
         match self {
@@ -166,7 +166,8 @@ impl Stored<'_> {
         }
     }
 
-    /// Additive mask entries at or below this mean "masked" (half the most negative finite value of the dtype).
+    /// Returns the bound at or below which an additive mask entry masks: half the most negative finite value of the
+    /// dtype.
     pub(crate) fn masked_below(&self) -> f64 {
         match self {
             Stored::F32(_) => f64::from(f32::MIN) / 2.0,

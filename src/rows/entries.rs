@@ -1,10 +1,11 @@
-//! Single entries of a row, for what reads only a few of them.
+//! Single entries of a row, for callers that read only a few.
 
 use super::{Kind, Scores, Stored, StoredMask};
 use crate::error::Error;
 
 impl Scores<'_> {
-    /// The score at a position, `scale` times what is stored, rounded once; -inf where it is hidden or masked.
+    /// Returns the score at a position, `scale` times the stored number, rounded once; -inf where it is hidden or
+    /// masked.
     ///
     /// # Errors
     /// [`Error::ScoreNan`], [`Error::ScoreInfinite`].
@@ -42,7 +43,7 @@ impl Scores<'_> {
         }
     }
 
-    /// Writes a stretch of what is stored, widened exactly.
+    /// Writes a stretch of the stored numbers, widened exactly.
     pub(crate) fn stretch64(&self, row: usize, start: usize, to: &mut [f64]) {
         let (at, from) = self.stored_at(row);
         let stretch = from + start..from + start + to.len();

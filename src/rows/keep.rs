@@ -1,4 +1,4 @@
-//! A kept set that a caller brings, and how it is laid over a row.
+//! Kept sets given by a caller, and their layout over a row.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use super::{Scores, check_strides};
 use crate::error::Error;
 use crate::runtime::ambient::{self, asked, pieces_mut};
 
-/// Which keys of each row are kept.
+/// Kept keys of each row.
 ///
-/// Positions that a row's mask, length or causal limit hides may be listed; they weigh nothing and are not counted.
+/// Positions that a row's mask, length or causal limit hides may be listed. They weigh nothing and are not counted.
 ///
 /// ```
 /// use certk_rs::{CertifyOptions, Keep, Scores, certify};
@@ -23,24 +23,25 @@ use crate::runtime::ambient::{self, asked, pieces_mut};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Keep<'a> {
-    /// A byte per score, non-zero means kept; same shape as the scores, with the strides of its batch axes in elements.
-    /// For ragged rows a flat buffer beside the scores, and no strides.
+    /// A byte per score, non-zero for a kept key, in the shape of the scores. Ragged rows take a flat buffer like that
+    /// of the scores, and no strides.
     Mask {
         /// The bytes.
         kept: &'a [u8],
-        /// Strides of the batch axes.
+        /// Strides of the batch axes, in elements.
         strides: &'a [usize],
     },
     /// Row `i` keeps the positions `indices[indptr[i]..indptr[i + 1]]`, in any order, each at most once.
     Indices {
-        /// Where each row's positions start.
+        /// Start of each row's positions, then the total: rows + 1 entries.
         indptr: &'a [i64],
         /// Positions within their rows.
         indices: &'a [i64],
     },
-    /// The same with positions as a [`Selection`](crate::Selection) has them: `Keep::from(&selection)` copies nothing.
+    /// The same with positions of type `u32`, as in a [`Selection`](crate::Selection). `Keep::from(&selection)` copies
+    /// nothing.
     Positions {
-        /// Where each row's positions start.
+        /// Start of each row's positions, then the total: rows + 1 entries.
         indptr: &'a [i64],
         /// Positions within their rows.
         positions: &'a [u32],
@@ -48,7 +49,7 @@ pub enum Keep<'a> {
 }
 
 impl Keep<'_> {
-    /// Judges what does not depend on a row's content.
+    /// Checks shapes and offsets, without reading a row's content.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Length`], [`Error::Indptr`].
@@ -94,7 +95,7 @@ impl Keep<'_> {
         }
     }
 
-    /// A row's bytes where they are stored side by side.
+    /// Returns a row's bytes in place, for a kept set given as a mask; `None` for an empty row.
     pub(crate) fn lent(&self, scores: &Scores<'_>, row: usize) -> Option<&[u8]> {
         let Keep::Mask { kept, strides } = *self else { return None };
         let span = scores.span(row);
@@ -138,13 +139,13 @@ impl Keep<'_> {
     }
 }
 
-/// Where a row's positions are listed.
+/// Returns the range of a row's listed positions.
 fn row_of(indptr: &[i64], row: usize) -> Range<usize> {
     let at = |i: usize| indptr[i].unsigned_abs() as usize;
     at(row)..at(row + 1)
 }
 
-/// Writes 1 at each of a row's positions that are listed, 0 elsewhere.
+/// Writes 1 at each listed position of a row, 0 elsewhere.
 fn mark(
     scores: &Scores<'_>,
     row: usize,

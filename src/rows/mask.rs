@@ -1,11 +1,11 @@
-//! Masks over scores: which entries may be kept, or a number to add.
+//! Masks over scores: entries that may be kept, or biases to add.
 
 use super::data::{Data, Stored};
 use super::strides::{check_strides, misfit};
 use crate::error::Error;
 use crate::kernels::Strided;
 
-/// A mask over the scores: which entries may be kept, or a bias to add.
+/// Mask over the scores: entries that may be kept, or biases to add.
 ///
 /// ```
 /// use certk_rs::{Mask, Options, Scores, select};
@@ -21,8 +21,8 @@ use crate::kernels::Strided;
 pub enum Mask<'a> {
     /// A byte per entry: non-zero means that the entry may be kept, zero that it is masked.
     Allowed(&'a [u8]),
-    /// A real number to add to `scale * score`; -inf, or anything <= half the most negative finite value of its
-    /// dtype, masks the entry.
+    /// Real number to add to `scale * score`. -inf, or anything <= half the most negative finite value of its dtype,
+    /// masks the entry.
     Additive(Data<'a>),
 }
 
@@ -32,7 +32,7 @@ impl<'a> From<&'a [bool]> for Mask<'a> {
     }
 }
 
-/// Numbers to add.
+/// Converts slices of biases.
 macro_rules! mask_from {
     ($($type:ty),*) => {$(
         impl<'a> From<&'a [$type]> for Mask<'a> {
@@ -52,7 +52,7 @@ pub enum StoredMask<'a> {
 }
 
 impl<'a> Mask<'a> {
-    /// Rows of it, as those of [`Data::rows`].
+    /// Returns the rows of the mask, laid out as by [`Data::rows`].
     ///
     /// # Errors
     /// [`Error::Shape`].
@@ -74,7 +74,7 @@ impl<'a> Mask<'a> {
     }
 }
 
-/// What makes [`MaskEntry`] a list.
+/// Sealed trait behind [`MaskEntry`].
 mod listed {
     pub trait MaskRows: Sized {
         fn stored(rows: crate::kernels::Strided<'_, Self>) -> super::StoredMask<'_>;
@@ -82,7 +82,7 @@ mod listed {
 }
 pub(super) use listed::MaskRows;
 
-/// What a mask may be made of: truth values, bytes of which zero masks an entry, or numbers to add.
+/// Type of a mask's entries: `bool`, bytes of which zero masks an entry, or biases to add.
 pub trait MaskEntry: MaskRows {}
 
 macro_rules! mask_entries {

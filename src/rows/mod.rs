@@ -1,8 +1,8 @@
-//! Borrowed rows of scores, and the only place where shapes and values are judged.
+//! Borrowed rows of scores: the only place where shapes and values are checked.
 //!
-//! A row is a run of `n` stored numbers, contiguous along the last axis; rows may be strided, broadcast
-//! (stride 0), ragged (`indptr`), cut to a prefix (`lengths`, `causal_offset`) and masked. Whatever reads a row
-//! elsewhere reads it through the descriptions made here, so the selector and the checker agree on what a row is.
+//! A row is a run of `n` stored numbers, contiguous along the last axis. Rows may be strided, broadcast (stride 0),
+//! ragged (`indptr`), cut to a prefix (`lengths`, `causal_offset`) and masked. The selector and the checker read rows
+//! through this module only, so they agree on the meaning of a row.
 
 mod data;
 #[cfg(feature = "montecarlo")]

@@ -1,14 +1,16 @@
-//! One number for all rows, or one per row: judged where it is built, so that whoever reads a row's number need not.
+//! One number for all rows, or one per row, checked on construction.
 
 use crate::error::{Error, Place};
 
-/// Numbers of rows.
+/// One number for all rows, or one per row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PerRow<'a, T>(&'a [T]);
 
 impl<'a, T: Copy> PerRow<'a, T> {
+    /// Takes one number for all rows, or one per row.
+    ///
     /// # Errors
-    /// [`Error::Length`] if there is neither one number nor one for each row.
+    /// [`Error::Length`] for any other count.
     pub(crate) fn new(
         argument: &'static str,
         numbers: &'a [T],
@@ -21,10 +23,10 @@ impl<'a, T: Copy> PerRow<'a, T> {
         Err(Error::Length { argument, got: numbers.len(), expected: rows, remedy })
     }
 
-    /// The same, if all are good.
+    /// Checks every number.
     ///
     /// # Errors
-    /// What `error` makes of the first one that is not, and of its place among rows of that shape; one for all has none.
+    /// `error` of the first bad number and its place in `shape`; the place is empty for a single number.
     pub(crate) fn all(
         self,
         shape: &[usize],
@@ -36,19 +38,19 @@ impl<'a, T: Copy> PerRow<'a, T> {
         Err(error(place, self.0[at]))
     }
 
-    /// Whether there is such a number.
+    /// Returns `true` if any number passes the test.
     pub(crate) fn any(self, test: impl Fn(T) -> bool) -> bool {
         self.0.iter().any(|&number| test(number))
     }
 
-    /// A row's number.
+    /// Returns a row's number.
     pub(crate) fn of(self, row: usize) -> T {
         self.0[if self.0.len() == 1 { 0 } else { row }]
     }
 }
 
 impl PerRow<'_, f64> {
-    /// Budgets of tail mass: each in [0, 1).
+    /// Checks that every budget of tail mass is in [0, 1).
     ///
     /// # Errors
     /// [`Error::Eps`].
@@ -56,7 +58,7 @@ impl PerRow<'_, f64> {
         self.all(shape, |eps| (0.0..1.0).contains(&eps), |place, value| Error::Eps { place, value })
     }
 
-    /// Budgets of an error: finite and not negative.
+    /// Checks that every error budget is finite and not negative.
     ///
     /// # Errors
     /// [`Error::Tolerance`].

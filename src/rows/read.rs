@@ -1,17 +1,17 @@
-//! What is stored of a row, and whether it may be used.
+//! Stored entries of a row, and checks of their values.
 
 use super::{Kind, Scores, StoredMask};
 use crate::error::Error;
 use crate::kernels::Strided;
 
 impl Scores<'_> {
-    /// A row among those stored, and where in it that of the scores begins.
+    /// Returns the index of the stored row that holds a row, and the row's offset in it.
     #[inline]
     pub(super) fn stored_at(&self, row: usize) -> (usize, usize) {
         self.ragged_start(row).map_or((row, 0), |start| (0, start))
     }
 
-    /// What is stored of a row.
+    /// Returns the stored entries of a row.
     #[inline]
     pub(crate) fn row<'b, E>(&self, stored: &Strided<'b, E>, row: usize) -> &'b [E] {
         if !self.is_ragged() {
@@ -21,13 +21,13 @@ impl Scores<'_> {
         &stored.row(all)[start..][..self.span(row).n]
     }
 
-    /// The same, up to its prefix.
+    /// Returns the stored entries of a row, up to its prefix.
     #[inline]
     pub(crate) fn visible<'b, E>(&self, stored: &Strided<'b, E>, row: usize) -> &'b [E] {
         &self.row(stored, row)[..self.span(row).prefix]
     }
 
-    /// Whether entry `j` of a row is hidden by the mask (not by its own value).
+    /// Returns `true` if the mask hides entry `j` of a row (its own value may hide it as well).
     pub(super) fn masked(&self, row: usize, j: usize) -> bool {
         match &self.mask {
             Some(StoredMask::Allowed(bytes)) => bytes.row(row)[j] == 0,
@@ -36,10 +36,10 @@ impl Scores<'_> {
         }
     }
 
-    /// Judges every visible entry of a row: the first bad one is the error.
+    /// Checks every visible entry of a row.
     ///
     /// # Errors
-    /// The variant that names what is wrong with the entry.
+    /// The error of the first bad entry.
     pub(crate) fn judge(&self, row: usize) -> Result<(), Error> {
         let (at, start) = self.stored_at(row);
         for j in 0..self.span(row).prefix {

@@ -1,4 +1,4 @@
-//! Rows of scores: what a caller says of them is judged here, and nowhere else.
+//! Rows of scores, with every check of a caller's description.
 
 use super::data::{Data, Stored};
 use super::mask::{Mask, StoredMask};
@@ -8,7 +8,7 @@ use crate::error::{Error, Place};
 use crate::names::names;
 use crate::runtime::memory::product;
 
-/// What the stored numbers of a row mean.
+/// Meaning of the stored numbers.
 ///
 /// ```
 /// use certk_rs::{Kind, Options, Scores, select};
@@ -36,14 +36,14 @@ names! { Kind, "kind", "use \"logits\", \"logprobs\" or \"probs\"", {
     "probs" => Kind::Probs,
 } }
 
-/// How long a row is: in full, and up to where lengths and causality hide everything.
+/// Length of a row, and of its prefix beyond which lengths and causality hide everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) n: usize,
     pub(crate) prefix: usize,
 }
 
-/// Borrowed rows of scores with everything that says how to read them.
+/// Borrowed rows of scores with the options for reading them.
 ///
 /// Axes: any number of batch axes, then the `n` keys; the last axis is contiguous. Rows are numbered in C order
 /// over the batch axes. With [`Scores::ragged`] the buffer is flat and row `i` is `indptr[i]..indptr[i + 1]`.
@@ -57,7 +57,7 @@ pub(crate) struct Span {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Scores<'a> {
-    /// A row of all scores if they are ragged.
+    /// All scores as a single row, if they are ragged.
     pub(crate) data: Stored<'a>,
     pub(super) batch: Vec<usize>,
     pub(super) n: usize,
@@ -73,7 +73,7 @@ pub struct Scores<'a> {
 const LONGEST_ROW: usize = u32::MAX as usize;
 
 impl<'a> Scores<'a> {
-    /// Rows of a C-contiguous array of the given shape `(..., n)`.
+    /// Returns the rows of a C-contiguous array of the given shape `(..., n)`.
     ///
     /// ```
     /// use certk_rs::{Error, Scores};
@@ -99,8 +99,8 @@ impl<'a> Scores<'a> {
         Self::strided(data, shape, &contiguous(batch, n))
     }
 
-    /// Rows of an array of shape `(..., n)` whose batch axes have the given strides, counted in elements.
-    /// A stride of 0 broadcasts; the last axis has stride 1 and is not listed.
+    /// Returns the rows of an array of shape `(..., n)` whose batch axes have the given strides, in elements. A stride
+    /// of 0 broadcasts. The last axis has stride 1 and is not listed.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -121,10 +121,10 @@ impl<'a> Scores<'a> {
         Self::over(shape, |batch, n| data.into().rows("scores", batch, n, strides))
     }
 
-    /// Rows of a shape, made of its batch axes and their length.
+    /// Returns rows of a shape; `rows` makes them from the batch axes and the row length.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there is no axis, that of the rows, [`Error::RowTooLong`].
+    /// [`Error::Shape`] if there is no axis, [`Error::RowTooLong`], and the errors of `rows`.
     pub(super) fn over(
         shape: &[usize],
         rows: impl FnOnce(&[usize], usize) -> Result<Stored<'a>, Error>,
@@ -148,7 +148,7 @@ impl<'a> Scores<'a> {
         })
     }
 
-    /// Ragged rows in one flat buffer: row `i` is `data[indptr[i]..indptr[i + 1]]`.
+    /// Returns the ragged rows of a flat buffer: row `i` is `data[indptr[i]..indptr[i + 1]]`.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -193,7 +193,7 @@ impl<'a> Scores<'a> {
         Ok(scores)
     }
 
-    /// What the stored numbers mean.
+    /// Sets the meaning of the stored numbers.
     ///
     /// ```
     /// use certk_rs::{Error, Kind, Scores};
@@ -220,7 +220,7 @@ impl<'a> Scores<'a> {
         Ok(self)
     }
 
-    /// Multiplies every score by `scale`: any finite f64, negative reverses the order, 0 makes all scores equal.
+    /// Multiplies every score by `scale`, a finite f64. A negative scale reverses the order, 0 makes all scores equal.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -243,7 +243,7 @@ impl<'a> Scores<'a> {
         Ok(self)
     }
 
-    /// Masks the rows. `strides` are those of the mask's batch axes, in elements; the mask has the scores' shape.
+    /// Masks the rows. The mask has the scores' shape; `strides` are those of its batch axes, in elements.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -261,7 +261,7 @@ impl<'a> Scores<'a> {
         self.masked_by(additive, |batch, n| mask.rows(batch, n, strides))
     }
 
-    /// The same with rows of a mask, made for batch axes and a length.
+    /// Masks the rows; `rows` makes the mask's rows from the batch axes and the row length.
     ///
     /// # Errors
     /// As [`Scores::mask`].
@@ -284,7 +284,7 @@ impl<'a> Scores<'a> {
         Ok(self)
     }
 
-    /// Only the first `lengths[row]` entries of a row are visible. One length per row, or one for all.
+    /// Hides all but the first `lengths[row]` entries of a row. One length per row, or one for all.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -313,7 +313,7 @@ impl<'a> Scores<'a> {
         Ok(self)
     }
 
-    /// Row `i` of the second-last axis sees the positions `<= i + offset` only.
+    /// Hides the positions `> i + offset` of each row, `i` being its index on the second-last axis.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -343,8 +343,8 @@ impl<'a> Scores<'a> {
         Ok(self)
     }
 
-    /// Every real score lies within `radius[row]` (natural-log units, after scale and mask) of the stored one;
-    /// certificates then hold for the real scores. One radius per row, or one for all.
+    /// States that every real score lies within `radius[row]` (natural-log units, after scale and mask) of the stored
+    /// one. Certificates then hold for the real scores. One radius per row, or one for all.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -370,7 +370,7 @@ impl<'a> Scores<'a> {
         Ok(self)
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         match self.indptr {
             Some(indptr) => indptr.len() - 1,
@@ -378,7 +378,7 @@ impl<'a> Scores<'a> {
         }
     }
 
-    /// The longest row's length.
+    /// Returns the length of the longest row.
     pub fn longest(&self) -> usize {
         match self.indptr {
             Some(indptr) => {
@@ -388,24 +388,24 @@ impl<'a> Scores<'a> {
         }
     }
 
-    /// The shape of the batch axes; `[rows]` for ragged rows.
+    /// Returns the shape of the batch axes; `[rows]` for ragged rows.
     pub fn batch_shape(&self) -> &[usize] {
         &self.batch
     }
 
-    /// Whether rows come with `indptr`.
+    /// Returns `true` if the rows come with `indptr`.
     pub fn is_ragged(&self) -> bool {
         self.indptr.is_some()
     }
 
-    /// Whether every stored number is a visible score as it is.
+    /// Returns `true` if every stored number is a visible score without change.
     #[cfg(feature = "montecarlo")]
     pub(crate) fn is_plain(&self) -> bool {
         let bare = self.mask.is_none() && self.lengths.is_none() && self.causal_offset.is_none();
         bare && self.scale == 1.0 && self.kind != Kind::Probs && self.radius.is_none()
     }
 
-    /// Budgets of tail mass: one per row, or one for all, each in [0, 1).
+    /// Takes budgets of tail mass: one per row, or one for all, each in [0, 1).
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::Eps`].
@@ -413,7 +413,7 @@ impl<'a> Scores<'a> {
         self.per_row("eps", eps)?.budgets(&self.batch)
     }
 
-    /// Budgets of the output's error: one per row, or one for all, finite and not negative.
+    /// Takes budgets of the output error: one per row, or one for all, finite and not negative.
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::Tolerance`].
@@ -421,7 +421,7 @@ impl<'a> Scores<'a> {
         self.per_row("out_tol", out_tol)?.tolerances(&self.batch)
     }
 
-    /// An argument with one number per row, or one for all.
+    /// Takes an argument with one number per row, or one for all.
     ///
     /// # Errors
     /// [`Error::Length`].
@@ -434,19 +434,19 @@ impl<'a> Scores<'a> {
         PerRow::new(argument, numbers, self.rows(), remedy)
     }
 
-    /// The radius of a row's scores, natural-log units.
+    /// Returns the radius of a row's scores, in natural-log units.
     pub(crate) fn row_radius(&self, row: usize) -> f64 {
         self.radius.map_or(0.0, |radius| radius.of(row))
     }
 
-    /// The multi-index of a row, or of an entry of it.
+    /// Returns the multi-index of a row, or of an entry of it.
     pub(crate) fn place(&self, row: usize, position: Option<usize>) -> Place {
         let mut place = Place::unravel(&self.batch, row);
         place.0.extend(position);
         place
     }
 
-    /// How long a row is, and its prefix.
+    /// Returns the length of a row and of its prefix.
     pub(crate) fn span(&self, row: usize) -> Span {
         if let Some(indptr) = self.indptr {
             let n = (indptr[row + 1] - indptr[row]).unsigned_abs() as usize;
@@ -459,13 +459,13 @@ impl<'a> Scores<'a> {
         if let Some(offset) = self.causal_offset {
             let query = row % self.batch[self.batch.len() - 1];
             let seen = (query as i64).saturating_add(offset).saturating_add(1).max(0);
-            // Beyond what is counted here is beyond the row, too.
+            // A count beyond `usize` is beyond the row.
             prefix = prefix.min(usize::try_from(seen).unwrap_or(usize::MAX));
         }
         Span { n: self.n, prefix }
     }
 
-    /// Where a ragged row begins among all scores.
+    /// Returns the start of a ragged row in the flat buffer.
     pub(super) fn ragged_start(&self, row: usize) -> Option<usize> {
         self.indptr.map(|indptr| indptr[row].unsigned_abs() as usize)
     }

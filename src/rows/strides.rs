@@ -1,9 +1,9 @@
-//! Where the rows of an array lie in its buffer.
+//! Layout of the rows of an array in its buffer.
 
 use crate::error::Error;
 use crate::runtime::memory::product;
 
-/// C-contiguous strides, in elements, of the batch axes; too large ones stay too large for any buffer.
+/// Returns the C-contiguous strides of the batch axes, in elements. They saturate: too large a stride fits no buffer.
 pub(crate) fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
     let mut strides = vec![0; batch.len()];
     let mut step = n;
@@ -14,7 +14,7 @@ pub(crate) fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
     strides
 }
 
-/// Where a row lies in its buffer: the `row`-th in C order of the batch axes.
+/// Returns the offset of the `row`-th row, in C order of the batch axes.
 pub(crate) fn offset(batch: &[usize], strides: &[usize], row: usize) -> usize {
     let mut rest = row;
     let mut offset = 0;
@@ -25,7 +25,7 @@ pub(crate) fn offset(batch: &[usize], strides: &[usize], row: usize) -> usize {
     offset
 }
 
-/// One past the last element that a strided block of rows touches.
+/// Returns the index one past the last element that a strided block of rows touches; `None` if it overflows.
 fn reach(batch: &[usize], n: usize, strides: &[usize]) -> Option<usize> {
     if n == 0 || batch.contains(&0) {
         return Some(0);
@@ -44,7 +44,7 @@ pub(crate) fn check_strides(
     n: usize,
     strides: &[usize],
 ) -> Result<(), Error> {
-    // Also beside an axis of length 0, so that the number of rows can be told.
+    // Also checked beside an axis of length 0, so that the number of rows does not overflow.
     if batch.contains(&0) {
         let axes: Vec<usize> = batch.iter().map(|&axis| axis.max(1)).collect();
         product(argument, &axes)?;
@@ -59,7 +59,7 @@ pub(crate) fn check_strides(
     Err(misfit(argument, len, batch, n, strides))
 }
 
-/// That rows do not fit a buffer of a length.
+/// Returns the error for rows that do not fit their buffer.
 pub(super) fn misfit(
     argument: &'static str,
     len: usize,

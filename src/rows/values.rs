@@ -1,4 +1,4 @@
-//! Borrowed value vectors, and which of them a row of scores averages.
+//! Borrowed value vectors, and their match with rows of scores.
 
 use super::{Data, Scores, Stored, contiguous};
 use crate::error::{Error, Place};
@@ -7,10 +7,10 @@ use crate::runtime::memory::{check_memory, product, room};
 
 /// Borrowed values of shape `(..., n, d_v)`: one vector of `d_v` numbers per key; the last axis is contiguous.
 ///
-/// The leading axes are matched with the batch axes of the scores as a matrix product matches them: with scores
-/// `(..., m, n)` they stand beside the axes before `m`, from the right, each of the same length or 1. The last of them may
-/// also divide the length of its partner, which then falls into as many groups (`heads` over `kv_heads`). Values with as many
-/// leading axes as the scores have batch axes give each row its own: all axes agree, and the last may divide.
+/// The leading axes match the batch axes of the scores as in a matrix product. With scores `(..., m, n)` they align,
+/// from the right, with the axes before `m`, each of the same length or 1. The last of them may also divide its
+/// partner's length, for grouped heads (`heads` over `kv_heads`). Values with as many leading axes as the scores have
+/// batch axes give each row its own: all axes agree, and the last may divide.
 ///
 /// ```
 /// use certk_rs::{Error, Values};
@@ -28,7 +28,8 @@ pub struct Values<'a> {
 }
 
 impl<'a> Values<'a> {
-    /// Values in an array of shape `(..., n, d_v)` whose axes but the last have the given strides, in elements.
+    /// Returns the values of an array of shape `(..., n, d_v)` whose axes but the last have the given strides, in
+    /// elements.
     ///
     /// # Errors
     /// [`Error::Shape`] if there are fewer than two axes or the strides reach outside the buffer.
@@ -42,10 +43,10 @@ impl<'a> Values<'a> {
         Self::over(shape, rows)
     }
 
-    /// Values of a shape, made of rows of so many numbers.
+    /// Returns values of a shape; `rows` makes rows of that many numbers.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are fewer than two axes, and that of the rows.
+    /// [`Error::Shape`] if there are fewer than two axes, and the errors of `rows`.
     pub(super) fn over(
         shape: &[usize],
         rows: impl FnOnce(usize) -> Result<Stored<'a>, Error>,
@@ -61,7 +62,7 @@ impl<'a> Values<'a> {
         Ok(Values { data: rows(d)?, batch: batch.to_vec(), n, d })
     }
 
-    /// Values in a C-contiguous array of shape `(..., n, d_v)`.
+    /// Returns the values of a C-contiguous array of shape `(..., n, d_v)`.
     ///
     /// # Errors
     /// As [`Values::strided`].
@@ -70,17 +71,17 @@ impl<'a> Values<'a> {
         Self::strided(data, shape, &strides)
     }
 
-    /// The number of components of a value.
+    /// Returns the number of components of a value.
     pub(crate) fn components(&self) -> usize {
         self.d
     }
 
-    /// The number of value matrices.
+    /// Returns the number of value matrices.
     pub(crate) fn heads(&self) -> usize {
         self.batch.iter().product()
     }
 
-    /// The rows of scores that each value matrix serves.
+    /// Returns, per value matrix, the rows of scores that average it.
     ///
     /// # Errors
     /// [`Error::Shape`] if the shapes do not fit, [`Error::Conflict`] for ragged rows.
@@ -124,7 +125,7 @@ impl<'a> Values<'a> {
         }
         let skipped = partners.len() - self.batch.len();
         check_memory("values", self.heads(), size_of::<Vec<usize>>())?;
-        // A list grows to twice its length.
+        // A growing list takes up to twice its length.
         check_memory("scores", scores.rows(), 2 * size_of::<usize>())?;
         let mut served = vec![Vec::new(); self.heads()];
         for row in 0..scores.rows() {
@@ -139,7 +140,7 @@ impl<'a> Values<'a> {
         Ok(served)
     }
 
-    /// Writes one value matrix in f64, exactly, keys in order; keys that no row sees become zeros, whatever they hold.
+    /// Writes one value matrix in f64, exactly, keys in order. Keys that no row sees become zeros.
     ///
     /// # Errors
     /// [`Error::Value`] at the first number that is not finite at a seen key.

@@ -21,8 +21,8 @@ pub struct Vectors<'a> {
 }
 
 impl<'a> Vectors<'a> {
-    /// Vectors in an array of shape `(..., n, d)` whose axes but the last have the given strides, in elements. Errors speak of
-    /// them by the name of `argument`.
+    /// Returns the vectors of an array of shape `(..., n, d)` whose axes but the last have the given strides, in
+    /// elements. Errors name them by `argument`.
     ///
     /// # Errors
     /// [`Error::Shape`] if there are fewer than two axes, vectors have no entries, or the strides reach outside the buffer.
@@ -36,10 +36,10 @@ impl<'a> Vectors<'a> {
         Self::over(argument, shape, |d| data.into().rows(argument, axes, d, strides))
     }
 
-    /// Vectors of a shape, made of rows of so many numbers.
+    /// Returns vectors of a shape; `rows` makes rows of that many numbers.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are fewer than two axes or vectors have no entries, and that of the rows.
+    /// [`Error::Shape`] if there are fewer than two axes or vectors have no entries, and the errors of `rows`.
     pub(super) fn over(
         argument: &'static str,
         shape: &[usize],
@@ -62,7 +62,7 @@ impl<'a> Vectors<'a> {
         Ok(Vectors { data, argument, shape: shape.to_vec() })
     }
 
-    /// Vectors in a C-contiguous array of shape `(..., n, d)`.
+    /// Returns the vectors of a C-contiguous array of shape `(..., n, d)`.
     ///
     /// # Errors
     /// As [`Vectors::strided`].
@@ -75,7 +75,7 @@ impl<'a> Vectors<'a> {
         Self::strided(argument, data, shape, &strides)
     }
 
-    /// The name under which errors speak of them.
+    /// Returns the name that errors use.
     pub(crate) fn argument(&self) -> &'static str {
         self.argument
     }
@@ -84,36 +84,36 @@ impl<'a> Vectors<'a> {
         &self.shape
     }
 
-    /// Entries of a vector.
+    /// Returns the number of entries of a vector.
     pub(crate) fn dim(&self) -> usize {
         self.shape[self.shape.len() - 1]
     }
 
-    /// Vectors of a matrix.
+    /// Returns the number of vectors of a matrix.
     pub(crate) fn len(&self) -> usize {
         self.shape[self.shape.len() - 2]
     }
 
-    /// The axes before those of a matrix.
+    /// Returns the batch axes: all but those of a matrix.
     pub(crate) fn batch(&self) -> &[usize] {
         &self.shape[..self.shape.len() - 2]
     }
 
-    /// Matrices.
+    /// Returns the number of matrices.
     pub(crate) fn heads(&self) -> usize {
         self.batch().iter().product()
     }
 
-    /// A vector in f64, exactly.
+    /// Writes a vector in f64, exactly.
     pub(crate) fn widen(&self, head: usize, row: usize, to: &mut Vec<f64>) {
         to.clear();
         self.data.widen(head * self.len() + row, 0..self.dim(), to);
     }
 
-    /// The same, of a vector that must be finite.
+    /// Writes a vector in f64, exactly, and checks that it is finite.
     ///
     /// # Errors
-    /// [`Error::KeyNotFinite`] at its first entry that is not.
+    /// [`Error::KeyNotFinite`] at the first entry that is not finite.
     pub(crate) fn finite(&self, head: usize, row: usize, to: &mut Vec<f64>) -> Result<(), Error> {
         self.widen(head, row, to);
         match to.iter().position(|entry| !entry.is_finite()) {
@@ -125,15 +125,15 @@ impl<'a> Vectors<'a> {
         }
     }
 
-    /// The place of an entry.
+    /// Returns the place of an entry.
     pub(crate) fn place(&self, head: usize, row: usize, entry: usize) -> Place {
         let mut place = Place::unravel(self.batch(), head).0;
         place.extend([row, entry]);
         Place(place)
     }
 
-    /// How many matrices go with each of those of `need`, one behind another in C order: axes are the same, but the last may be a
-    /// multiple (grouped heads). `None` if they are not.
+    /// Returns the number of consecutive matrices, in C order, per matrix of `need` (grouped heads). `None` unless all
+    /// axes agree; the last may be a multiple.
     pub(crate) fn heads_for_each(&self, need: &[usize]) -> Option<usize> {
         let have = self.batch();
         let last = need.len().wrapping_sub(1);
@@ -145,7 +145,7 @@ impl<'a> Vectors<'a> {
         fits.then(|| grouped().max(1))
     }
 
-    /// That a shape does not fit.
+    /// Returns the error for a shape that does not fit.
     pub(crate) fn misfit(&self, problem: String) -> Error {
         Error::Shape { argument: self.argument, shape: self.shape.clone(), problem }
     }

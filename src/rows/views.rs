@@ -1,6 +1,6 @@
-//! Views of ndarray as rows, vectors, values and masks, read where they lie.
+//! Views of `ndarray` as rows, vectors, values and masks, without a copy.
 
-// A view is a reference, and handed over as one.
+// By value, because a view is a reference.
 #![allow(clippy::needless_pass_by_value)]
 
 use std::cell::OnceCell;
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::kernels::Strided;
 use crate::runtime::memory::list;
 
-/// The rows of a view along its last axis.
+/// Returns the rows of a view along its last axis.
 fn rows<'a, T, D: Dimension>(
     argument: &'static str,
     view: &ArrayView<'a, T, D>,
@@ -28,8 +28,8 @@ fn rows<'a, T, D: Dimension>(
     })
 }
 
-/// Bytes of a view and no others, and the strides of its axes but the last: where rows lie side by side, or are repeated, those of the
-/// view, else a copy of each row.
+/// Returns the bytes of a view, without the gaps between rows, and the strides of its axes but the last. Rows are
+/// copied unless they are adjacent or repeated.
 ///
 /// # Errors
 /// [`Error::NoMemory`].
@@ -62,8 +62,8 @@ pub fn whole_bytes<'a>(
 }
 
 impl<'a> Scores<'a> {
-    /// Rows of a view of shape `(..., n)`, read where they lie: batch axes may be strided or broadcast, the last axis is
-    /// contiguous. The numbers are f32, f64, f16 or bf16.
+    /// Returns the rows of a view of shape `(..., n)`, without a copy. Batch axes may be strided or broadcast, the last
+    /// axis is contiguous. The numbers are f32, f64, f16 or bf16.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -84,8 +84,8 @@ impl<'a> Scores<'a> {
         Self::over(view.shape(), |_, _| Ok(T::stored(rows("scores", &view)?)))
     }
 
-    /// Rows under a mask of the same shape, or one that was broadcast to it: truth values, of which false masks an entry, or
-    /// numbers to add.
+    /// Masks the rows by a view of the same shape, or broadcast to it: `bool`, of which `false` masks an entry, or
+    /// biases to add.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -123,7 +123,7 @@ impl<'a> Scores<'a> {
 }
 
 impl<'a> Vectors<'a> {
-    /// Vectors in a view of shape `(..., n, d)`, read where they lie. Errors speak of them by the name of `argument`.
+    /// Returns the vectors of a view of shape `(..., n, d)`, without a copy. Errors name them by `argument`.
     ///
     /// ```
     /// use certk_rs::{IndexOptions, KeyIndex, Vectors};
@@ -149,7 +149,7 @@ impl<'a> Vectors<'a> {
 }
 
 impl<'a> Values<'a> {
-    /// Values in a view of shape `(..., n, d_v)`, read where they lie.
+    /// Returns the values of a view of shape `(..., n, d_v)`, without a copy.
     ///
     /// # Errors
     /// [`Error::Shape`].
@@ -171,8 +171,8 @@ mod tests {
         AttentionOptions, Budget, Options, OutputOptions, attention, output_error, select,
     };
 
-    /// What lies between the rows of a view may be borrowed by somebody else, for writing. That nothing is made of the gaps only Miri
-    /// sees: `make test-miri`.
+    /// Another borrower may write to the gaps between the rows of a view. Only Miri sees a reference to a gap: `make
+    /// test-miri`.
     #[test]
     fn the_other_half_of_an_array_may_be_written_to() {
         let mut numbers = Array2::from_shape_fn((3, 64), |(i, j)| ((i * 7 + j * 3) % 11) as f32);

@@ -1,4 +1,4 @@
-//! A row as scores in f64, for whatever the passes over stored numbers do not cover.
+//! Rows as f64 scores, where the passes over stored numbers do not apply.
 
 use half::{bf16, f16};
 
@@ -9,7 +9,7 @@ use crate::runtime::ambient::{self, PIECE, asked, pieces, pieces_mut};
 use crate::runtime::memory::room;
 use crate::runtime::reused::{Reused, filled_again};
 
-/// How a score becomes a weight.
+/// Rule that turns a score into a weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum WeightKind {
     /// `w = exp(scale * (score - shift))`, `scale > 0`; the shift is the largest score of the row.
@@ -18,17 +18,18 @@ pub(crate) enum WeightKind {
     Weight,
 }
 
-/// What [`Scores::wide_scores`] says about the scores it wrote.
+/// Description of the scores that [`Scores::wide_scores`] wrote.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WideScores {
     pub(crate) weight_kind: WeightKind,
-    /// The largest score, -inf for a row without visible entries.
+    /// Largest score, -inf for a row without visible entries.
     pub(crate) largest: f64,
-    /// How far a score may lie from the real score (natural-log units), beyond what the law itself rounds.
+    /// Bound on the distance of a score from the real score (natural-log units), without the rounding of the weight
+    /// rule.
     pub(crate) error: f64,
 }
 
-/// Beside the scores of a row, for whole groups of lanes.
+/// Spare entries beyond a row's scores, for whole groups of lanes.
 const SPARE: usize = 64;
 /// Entries further than this below the largest carry no weight in f64.
 const DEPTH: f64 = 1000.0;
@@ -36,23 +37,23 @@ const DEPTH: f64 = 1000.0;
 const UNSHIFTED: f64 = 67_108_864.0;
 /// Up to this size of its terms, the two parts of a biased score are as good as exact: 2^60.
 const COVERED: f64 = 1_152_921_504_606_846_976.0;
-/// What two parts may be off by then, twice: 2^-105 of 2^60, rounded up generously.
+/// Twice the error of the two parts at that size: 2^-105 of 2^60, rounded up generously.
 const PAIR_ERROR: f64 = 1.0 / 17_592_186_044_416.0;
 
-/// A number in two parts, the first being the sum rounded.
+/// Number in two parts: the rounded sum and its remainder.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 struct Pair {
     high: f64,
     low: f64,
 }
 
-/// The largest of some numbers, -inf of none.
+/// Returns the largest of some numbers, -inf for none.
 fn largest(scores: &[f64]) -> f64 {
     let of = |largest, piece: &[f64]| piece.iter().fold(largest, |a, &b| if b > a { b } else { a });
     pieces(scores).fold(f64::NEG_INFINITY, of)
 }
 
-/// Takes out what is masked, in order.
+/// Removes masked scores, keeping the order.
 pub(crate) fn drop_masked(scores: &mut Vec<f64>) {
     let mut kept = 0;
     for at in asked(0..scores.len()) {
@@ -63,9 +64,9 @@ pub(crate) fn drop_masked(scores: &mut Vec<f64>) {
     scores.truncate(kept);
 }
 
-/// Writes which entries are zero; whether all others mask.
+/// Marks the entries that are zero. Returns `true` if all others mask.
 fn admit<T: Copy>(mask: &[T], judge: impl Fn(T) -> (bool, bool), admitted: &mut [u8]) -> bool {
-    // Bytes all through: compilers turn such loops into vector code.
+    // Bytes throughout, so that the compiler vectorizes the loop.
     let mut only = 1;
     for (byte, &bias) in admitted.iter_mut().zip(mask) {
         let (zero, masked) = judge(bias);
@@ -76,10 +77,10 @@ fn admit<T: Copy>(mask: &[T], judge: impl Fn(T) -> (bool, bool), admitted: &mut 
 }
 
 impl Scores<'_> {
-    /// Writes a row's scores in f64: larger is better, -inf is masked, invisible entries are masked too.
+    /// Writes a row's scores in f64: larger is better, masked and invisible entries are -inf.
     ///
     /// # Errors
-    /// Whatever `judge` finds; sums of weights that overflow; biased scores too large to be told apart.
+    /// As [`Scores::judge`]; [`Error::ProbabilityTotal`]; [`Error::MaskedScore`]; [`Error::NoMemory`].
     pub(crate) fn wide_scores(
         &self,
         row: usize,
@@ -105,7 +106,7 @@ impl Scores<'_> {
         };
         ambient::check()?;
         if !good {
-            // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
+            // The check names the place. If it finds nothing, the buffer changed meanwhile, and nothing is certified.
             let place = self.place(row, None);
             return Err(self.judge(row).err().unwrap_or(Error::Changed { place }));
         }
@@ -140,7 +141,7 @@ impl Scores<'_> {
         Ok(WideScores { weight_kind, largest, error: self.row_radius(row) })
     }
 
-    /// Writes which visible entries an additive mask admits, a byte each, if it only masks and adds nothing.
+    /// Marks the visible entries that an additive mask admits, a byte each. Returns `false` if the mask adds a bias.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
@@ -188,7 +189,7 @@ impl Scores<'_> {
         })
     }
 
-    /// Hides what the mask hides; returns the biases of an additive mask that does more than that.
+    /// Hides the entries that the mask hides. Returns the biases of an additive mask that does more.
     fn hide(&self, row: usize, hidden: f64, scores: &mut [f64]) -> Result<Reused<f64>, Error> {
         let mut bias = Reused::with_hint(scores.len());
         match &self.mask {
@@ -221,8 +222,8 @@ impl Scores<'_> {
         Ok(bias)
     }
 
-    /// Makes scores `scale * score + bias`. The sums are carried in two parts, so each loses one rounding, or, where the sums are
-    /// large, that of its distance to the largest.
+    /// Turns scores into `scale * score + bias`. Sums are carried in two parts, so each loses one rounding, or, where
+    /// sums are large, the rounding of its distance to the largest.
     fn biased_scores(
         &self,
         row: usize,
@@ -231,7 +232,7 @@ impl Scores<'_> {
     ) -> Result<WideScores, Error> {
         let too_large = |j, value| Error::MaskedScore { place: self.place(row, j), value };
         let mut best = Pair { high: f64::NEG_INFINITY, low: 0.0 };
-        // The low parts, and the sizes of the larger terms, beside the high parts in `scores`.
+        // The low parts, and the sizes of the larger terms; the high parts are in `scores`.
         let mut lows = filled_again("mask", bias.len(), 0.0)?;
         let mut sizes = bias;
         for ((score, low), size) in asked(scores.iter_mut().zip(&mut lows).zip(&mut sizes)) {
@@ -272,7 +273,7 @@ impl Scores<'_> {
         Ok(WideScores { weight_kind, largest: if near { best.high } else { 0.0 }, error })
     }
 
-    /// `scale * score + bias` in two parts, and the size of the larger term.
+    /// Returns `scale * score + bias` in two parts, and the size of the larger term.
     fn biased(&self, score: f64, bias: f64) -> (Pair, f64) {
         let DoubleDouble { high: product, low: product_low } =
             DoubleDouble::product(self.scale, score);
@@ -280,7 +281,7 @@ impl Scores<'_> {
         let low = lost + product_low;
         let high = sum + low;
         if !high.is_finite() {
-            // Upward there is no number for it; downward it has no weight beside any finite one.
+            // Upward no finite number holds it; downward it has no weight beside any finite score.
             return (Pair { high: sum, low: 0.0 }, 0.0);
         }
         (Pair { high, low: (sum - high) + low }, product.abs().max(bias.abs()))

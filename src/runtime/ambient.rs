@@ -1,6 +1,6 @@
-//! What the calls on a thread run under: who works, what stops them, and what memory they may use.
+//! Settings of the calls on a thread: executor, cancellation and memory.
 //!
-//! It goes with a thread for as long as [`under`] runs, and with every helper of a call for as long as it helps.
+//! They apply to a thread while [`under`] runs, and to every helper of a call while it helps.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use rayon::ThreadPool;
 use crate::error::Error;
 use crate::runtime::workspace::Workspace;
 
-/// A flag that ends calls: those that run under a [`Context`](crate::Context) which was given it, on any thread, once it is raised.
-/// A clone is the same flag. It cannot be lowered.
+/// Flag that ends every call under a [`Context`](crate::Context) with this token, on any thread, once it is raised.
+/// Clones share the flag. It cannot be lowered.
 ///
 /// ```
 /// use certk_rs::{CancelToken, Context, Error, Options, Scores, select};
@@ -32,7 +32,7 @@ use crate::runtime::workspace::Workspace;
 pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
-    /// A flag that is not raised.
+    /// Returns a flag that is not raised.
     pub fn new() -> Self {
         Self::default()
     }
@@ -42,25 +42,25 @@ impl CancelToken {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was raised.
+    /// Returns `true` if the flag was raised.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Who works beside the thread that calls.
+/// Threads that help the calling thread.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Executor {
-    /// Workers of the crate's own pool that are free.
+    /// Free workers of the crate's own pool.
     #[default]
     Own,
-    /// The threads of an OpenMP runtime that a host keeps, or else those.
+    /// Threads of an OpenMP runtime of the host, or else the own pool.
     OpenMp,
-    /// Nobody.
+    /// No other thread.
     Serial,
-    /// Workers of a host's pool that come in time.
+    /// Workers of a host's pool that start in time.
     Pool(Arc<ThreadPool>),
-    /// Those of the pool that the thread belongs to, else of rayon's global one.
+    /// Workers of the pool that the thread belongs to, else of rayon's global pool.
     Current,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Ambient {
     pub(crate) tokens: Vec<CancelToken>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) memory_limit: Option<usize>,
-    /// For calls whose own option names no number.
+    /// Number of threads for calls whose own option gives none.
     pub(crate) threads: Option<usize>,
     pub(crate) workspace: Option<Workspace>,
 }
@@ -80,6 +80,8 @@ impl Ambient {
         self.deadline.is_some() || !self.tokens.is_empty()
     }
 
+    /// Checks the flags and the deadline.
+    ///
     /// # Errors
     /// [`Error::Interrupted`], [`Error::DeadlineExceeded`].
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -97,18 +99,18 @@ thread_local! {
     static AMBIENT: RefCell<Option<Arc<Ambient>>> = const { RefCell::new(None) };
 }
 
-/// What this thread's calls run under.
+/// Returns the settings of this thread's calls.
 pub(crate) fn current() -> Option<Arc<Ambient>> {
     AMBIENT.with_borrow(Option::clone)
 }
 
-/// Runs `work` on this thread under that.
+/// Runs `work` on this thread under these settings.
 pub(crate) fn under<R>(ambient: Option<Arc<Ambient>>, work: impl FnOnce() -> R) -> R {
     let _before = Before(AMBIENT.replace(ambient));
     work()
 }
 
-/// Runs `work` where nothing stops it.
+/// Runs `work` without cancellation and deadline.
 pub(crate) fn uninterrupted<R>(work: impl FnOnce() -> R) -> R {
     let patient = current().filter(|ambient| ambient.can_stop()).map(|ambient| {
         let tokens = Vec::new();
@@ -120,7 +122,7 @@ pub(crate) fn uninterrupted<R>(work: impl FnOnce() -> R) -> R {
     }
 }
 
-/// What there was, and is again when this is dropped, also by a panic.
+/// Previous settings, restored on drop, also by a panic.
 struct Before(Option<Arc<Ambient>>);
 
 impl Drop for Before {
@@ -129,29 +131,29 @@ impl Drop for Before {
     }
 }
 
-/// Looks at what this thread's calls run under.
+/// Reads this thread's settings.
 fn look<R: Default>(what: impl FnOnce(&Ambient) -> R) -> R {
     AMBIENT.with_borrow(|ambient| ambient.as_deref().map(what).unwrap_or_default())
 }
 
-/// Who works beside this thread.
+/// Returns the executor of this thread's calls.
 pub(crate) fn executor() -> Executor {
     look(|ambient| ambient.executor.clone())
 }
 
-/// The number of threads for calls that name none.
+/// Returns the number of threads for calls that give none.
 pub(crate) fn threads() -> Option<usize> {
     look(|ambient| ambient.threads)
 }
 
-/// The workspace of its context; none where a thread ends.
+/// Returns the workspace of the context; `None` while a thread ends.
 pub(crate) fn workspace() -> Option<Workspace> {
     let of =
         |ambient: &RefCell<Option<Arc<Ambient>>>| ambient.borrow().as_deref()?.workspace.clone();
     AMBIENT.try_with(of).ok()?
 }
 
-/// Whether its context was given one.
+/// Returns `true` if the context has a workspace.
 pub(crate) fn has_workspace() -> bool {
     let of = |ambient: &RefCell<Option<Arc<Ambient>>>| {
         ambient.borrow().as_deref().is_some_and(|ambient| ambient.workspace.is_some())
@@ -159,12 +161,12 @@ pub(crate) fn has_workspace() -> bool {
     AMBIENT.try_with(of).unwrap_or(false)
 }
 
-/// The most that may be asked for at a time.
+/// Returns the limit on a single request for memory, in bytes.
 pub(crate) fn memory_limit() -> Option<usize> {
     look(|ambient| ambient.memory_limit)
 }
 
-/// Whether this thread's calls shall end.
+/// Checks that this thread's calls may continue.
 ///
 /// # Errors
 /// [`Error::Interrupted`], [`Error::DeadlineExceeded`].
@@ -172,11 +174,11 @@ pub(crate) fn check() -> Result<(), Error> {
     AMBIENT.with_borrow(|ambient| ambient.as_deref().map_or(Ok(()), Ambient::check))
 }
 
-/// Entries that are worked on between two questions whether to go on: some tens of microseconds.
+/// Entries processed between two checks: some tens of microseconds.
 pub(crate) const PIECE: usize = 1 << 13;
 
-/// Items that end early once this thread's calls shall end. Whoever takes them asks afterwards ([`check`]), before anything is
-/// made of what came of them; `threads` does so behind each piece of work.
+/// Returns items that end early once this thread's calls are to end. The caller must [`check`] before it uses the
+/// results; `threads` does so after each piece of work.
 pub(crate) fn asked<I: IntoIterator>(items: I) -> impl Iterator<Item = I::Item> {
     let mut left = 0;
     items.into_iter().map_while(move |item| {
@@ -189,17 +191,17 @@ pub(crate) fn asked<I: IntoIterator>(items: I) -> impl Iterator<Item = I::Item> 
     })
 }
 
-/// The same of items that take their time each.
+/// Returns the same for items that each take a while.
 pub(crate) fn asked_each<I: IntoIterator>(items: I) -> impl Iterator<Item = I::Item> {
     items.into_iter().take_while(|_| check().is_ok())
 }
 
-/// Pieces of a list, for loops that compilers turn into vector code; they end as [`asked`] has it.
+/// Returns pieces of a list, for loops that compilers vectorize. They end like [`asked`].
 pub(crate) fn pieces<T>(list: &[T]) -> impl Iterator<Item = &[T]> {
     list.chunks(PIECE).take_while(|_| check().is_ok())
 }
 
-/// The same, to be written to.
+/// Returns mutable pieces, as [`pieces`].
 pub(crate) fn pieces_mut<T>(list: &mut [T]) -> impl Iterator<Item = &mut [T]> {
     list.chunks_mut(PIECE).take_while(|_| check().is_ok())
 }

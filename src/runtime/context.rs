@@ -1,4 +1,4 @@
-//! Under what a caller's calls run.
+//! Settings for a caller's calls.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use rayon::ThreadPool;
 use crate::runtime::ambient::{self, Ambient, CancelToken, Executor};
 use crate::runtime::workspace::Workspace;
 
-/// Who works on calls, what stops them, and what memory they may use: whatever [`Context::run`] runs, every function of this
-/// crate that is called in it on the same thread keeps to it. What is found does not depend on it, bit for bit.
+/// Threads, cancellation, deadline and memory for calls. Every function of this crate that [`Context::run`] calls on
+/// the same thread obeys them. Results do not depend on them, bit for bit.
 ///
-/// It replaces the context around it, if there is one, and may be used any number of times, by any number of threads at a time.
+/// A context replaces any outer one. It may be used any number of times, by any number of threads at once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,21 +29,21 @@ use crate::runtime::workspace::Workspace;
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// # How soon a call ends
-/// Within 10 ms of its cancellation or deadline on a machine that is not overloaded, rows of many millions of keys included: every
-/// thread that works on it asks between portions of some tens of microseconds to a few milliseconds. Nothing is returned then
-/// but the error. Beside that there is the time in which the system takes memory back, some 30 ms for each gigabyte of
-/// what was found until then.
+/// # Latency of cancellation
+/// A call ends within 10 ms of its cancellation or deadline on a machine that is not overloaded, even with rows of many
+/// millions of keys. Every thread of the call checks between portions of some tens of microseconds to a few
+/// milliseconds. Nothing but the error is returned. Then the system takes memory back, some 30 ms per gigabyte of
+/// partial results.
 #[derive(Debug, Clone, Default)]
 #[must_use = "a context does nothing until something runs under it"]
 pub struct Context(Arc<Ambient>);
 
-/// Work that panics leaves nothing in a context half-done.
+/// A panic in the work leaves the context intact.
 impl std::panic::UnwindSafe for Context {}
 impl std::panic::RefUnwindSafe for Context {}
 
 impl Context {
-    /// The crate's own workers, no limits, the workspace of the process.
+    /// Returns a context with the crate's own workers, no limits and the workspace of the process.
     pub fn new() -> Self {
         Self::default()
     }
@@ -53,9 +53,9 @@ impl Context {
         self
     }
 
-    /// Calls use at most so many threads, the one that calls included, where their own option `threads` is `None` or they have
-    /// none; without this, all that are available. A number that is not in 1 to 4096 is an
-    /// [`Error::Option`](crate::Error::Option) of every call that may use several.
+    /// Limits the threads of a call, the caller included, if the call's own option `threads` is `None` or missing. The
+    /// default is all that are available. A number outside 1 to 4096 is an [`Error::Option`](crate::Error::Option) of
+    /// every call that may use several threads.
     ///
     /// ```
     /// use certk_rs::{Context, Scores, bounds::score_gap};
@@ -70,13 +70,14 @@ impl Context {
         self.with(|ambient| ambient.threads = Some(threads))
     }
 
-    /// The thread that calls does all the work, whatever `threads` says.
+    /// Does all work on the calling thread, for any `threads`.
     pub fn serial(self) -> Self {
         self.with(|ambient| ambient.executor = Executor::Serial)
     }
 
-    /// Workers of this pool help, as many as are free and at most as many as `threads` says, or as it has. A call waits for
-    /// no worker that has not begun, and runs no other task of the pool meanwhile; it may be made on one of its workers.
+    /// Takes helpers from this pool: free workers, at most `threads` or the size of the pool. A call waits for no
+    /// worker that has not begun, and runs no other task of the pool meanwhile. It may be made on one of the pool's
+    /// workers.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -92,8 +93,8 @@ impl Context {
         self.with(|ambient| ambient.executor = Executor::Pool(Arc::clone(pool)))
     }
 
-    /// As [`Context::pool`], of the pool that the calling thread is a worker of, else of rayon's global pool: the way for a
-    /// pool that is only borrowed, `pool.install(|| context.run(|| ..))`.
+    /// Takes helpers, as [`Context::pool`], from the pool of the calling worker, else from rayon's global pool. Use it
+    /// for a borrowed pool: `pool.install(|| context.run(|| ..))`.
     ///
     /// ```
     /// use certk_rs::{Context, Options, Scores, select};
@@ -108,12 +109,13 @@ impl Context {
         self.with(|ambient| ambient.executor = Executor::Current)
     }
 
-    /// Calls end with [`Error::Interrupted`](crate::Error::Interrupted) once this flag is raised, or another that was given before.
+    /// Ends calls with [`Error::Interrupted`](crate::Error::Interrupted) once this flag, or one given before, is
+    /// raised.
     pub fn cancel(self, token: &CancelToken) -> Self {
         self.with(|ambient| ambient.tokens.push(token.clone()))
     }
 
-    /// Calls end with [`Error::DeadlineExceeded`](crate::Error::DeadlineExceeded) from this moment on.
+    /// Ends calls with [`Error::DeadlineExceeded`](crate::Error::DeadlineExceeded) from this moment on.
     ///
     /// ```
     /// use std::time::Instant;
@@ -128,13 +130,14 @@ impl Context {
         self.with(|ambient| ambient.deadline = Some(deadline))
     }
 
-    /// The same, so long from now; what is too long for a clock is no deadline.
+    /// Sets the deadline to a time from now; a time too long for the clock sets none.
     pub fn timeout(self, timeout: Duration) -> Self {
         self.with(|ambient| ambient.deadline = Instant::now().checked_add(timeout))
     }
 
-    /// A call that would ask for more bytes than this at a time ends with [`Error::NoMemory`](crate::Error::NoMemory) before it does. A call
-    /// asks a few times: for what it needs beside its arguments, by thread, and for what it returns.
+    /// Limits a single request for memory, in bytes. A larger one ends the call with
+    /// [`Error::NoMemory`](crate::Error::NoMemory) before it is made. A call makes a few requests: for its working
+    /// memory, by thread, and for its results.
     ///
     /// ```
     /// use certk_rs::{Context, ErrorClass, Options, Scores, select};
@@ -149,7 +152,7 @@ impl Context {
         self.with(|ambient| ambient.memory_limit = Some(bytes))
     }
 
-    /// Calls reuse the memory of this workspace, and no other.
+    /// Makes calls reuse the memory of this workspace, and no other.
     pub fn workspace(self, workspace: &Workspace) -> Self {
         self.with(|ambient| ambient.workspace = Some(workspace.clone()))
     }

@@ -1,8 +1,7 @@
-//! How a long call is stopped from outside: between portions of its work it asks whether it shall go on.
+//! Interruption of long calls, which check between portions of work whether to continue.
 //!
-//! Flags and deadlines of a context are asked on every thread that works on the call. Beside it there may be a check that is
-//! asked on the thread that called, wherever the portions are worked on, so that it needs no lock of its own: an interpreter's
-//! signals, say.
+//! Every thread of a call checks the flags and deadlines of its context. A further check, such as one for an
+//! interpreter's signals, runs only on the calling thread, so it needs no lock of its own.
 
 use std::cell::Cell;
 
@@ -15,8 +14,9 @@ thread_local! {
     static CHECK: Cell<Option<Check>> = const { Cell::new(None) };
 }
 
-/// Runs `work`; every call of this crate that it makes on this thread asks `check` between portions, and ends with the error
-/// that it returns ([`Error::Interrupted`] is made for that). Nothing is returned then, and nothing is left half-done.
+/// Runs `work` with a check: every call of this crate that it makes on this thread runs `check` between portions, and
+/// ends with the error that it returns ([`Error::Interrupted`] is meant for that). Such a call returns nothing else,
+/// and leaves no partial state.
 ///
 /// ```
 /// use certk_rs::{Error, Options, Scores, interruptible, select};
@@ -36,7 +36,7 @@ pub fn interruptible<R>(
     work()
 }
 
-/// What was asked before, and is again when this is dropped, also by a panic.
+/// Previous check, restored on drop, also by a panic.
 struct Before(Option<Check>);
 
 impl Drop for Before {
@@ -45,10 +45,10 @@ impl Drop for Before {
     }
 }
 
-/// Asks whether to go on. Calls that the check itself makes, such as those of a handler of signals, are not asked.
+/// Checks whether to continue. Calls made by the check itself, such as those of a signal handler, are not checked.
 ///
 /// # Errors
-/// Whatever the caller's check returns.
+/// The error of the caller's check or of the context.
 pub(crate) fn check() -> Result<(), Error> {
     ambient::check()?;
     let Some(check) = CHECK.take() else { return Ok(()) };

@@ -1,8 +1,8 @@
-//! The one place that multiplies shapes, and the one that asks for memory in amounts that a caller decides.
+//! Products of shapes, and requests for memory of a caller's sizes.
 //!
-//! Where memory is refused to a plain vector, Rust ends the process. So what grows with rows, keys or entries is asked for
-//! here, and a refusal is an error. A shape costs its caller nothing: axes of length 0 and strides of 0 make arrays of a few
-//! bytes with more rows than there is memory for answers.
+//! A failed allocation of a plain vector aborts the process. So memory that grows with rows, keys or entries is
+//! requested here, and a refusal is an error. A shape costs its caller nothing: axes of length 0 and strides of 0 make
+//! arrays of a few bytes with more rows than there is memory for answers.
 
 use std::hint::black_box;
 use std::num::NonZero;
@@ -13,25 +13,25 @@ use crate::kernels::address_space_left;
 use crate::runtime::ambient;
 use crate::runtime::threads;
 
-/// Less than this is not asked for beforehand: what little goes with every call would not fit either.
+/// Bytes below which memory is not checked beforehand: the small allocations of every call would not fit either.
 const LITTLE: usize = 1 << 16;
-/// The same in a pool, whose threads run already, and ask row by row.
+/// The same in a pool, whose threads run already, and check row by row.
 const LITTLE_IN_POOL: usize = 1 << 20;
-/// What a thread takes beside what is counted: its stack, its locals, and the address space that an allocator reserves for it.
-/// Threads that find none left end the process at their first small request. It is also more than what an allocator may
-/// hold back from what was freed, which is no use to other threads.
+/// Bytes that a thread needs beside the request: its stack, its locals, and the address space that an allocator
+/// reserves for it. Threads without it abort the process at their first small allocation. It also exceeds the freed
+/// memory that an allocator may hold back from other threads.
 const SPARE: usize = 1 << 26;
-/// For so many threads at most; more are not likely to start at the same time.
+/// Most threads that are likely to start at the same time.
 const STARTING: usize = 16;
-/// Bytes that are written between two questions whether to go on.
+/// Bytes written between two checks.
 const FILLED_AT_ONCE: usize = 1 << 20;
-/// More than so many times what the machine has is refused, even by a system that promises any address space.
+/// Multiple of the machine's memory above which a request is refused, even if the system promises any address space.
 const BEYOND: usize = 4;
 
-/// The product of axes.
+/// Returns the product of axes.
 ///
 /// # Errors
-/// [`Error::Shape`] if no number holds it.
+/// [`Error::Shape`] if it overflows.
 pub fn product(argument: &'static str, shape: &[usize]) -> Result<usize, Error> {
     if shape.contains(&0) {
         return Ok(0);
@@ -43,7 +43,8 @@ pub fn product(argument: &'static str, shape: &[usize]) -> Result<usize, Error> 
     })
 }
 
-/// That the system would give `count` times `each` bytes, for what is made of `argument` where a refusal could not be told.
+/// Checks that the system would give `count` times `each` bytes, for allocations about `argument` whose failure cannot
+/// be reported.
 ///
 /// # Errors
 /// [`Error::NoMemory`].
@@ -56,7 +57,7 @@ pub fn check_memory(argument: &'static str, count: usize, each: usize) -> Result
     Err(Error::NoMemory { argument, bytes })
 }
 
-/// The same for what each of several threads holds of a row, before they start.
+/// Checks the memory that each of several threads needs per row, before they start.
 ///
 /// # Errors
 /// [`Error::NoMemory`].
@@ -73,10 +74,11 @@ pub(crate) fn check_memory_in_each(
     }
 }
 
-/// The same for matrices of `d` times `d` numbers of `each` bytes, d being the last axis of a shape `(..., n, d)`.
+/// Checks the memory of matrices of `d` times `d` numbers of `each` bytes, d being the last axis of a shape `(..., n,
+/// d)`.
 ///
 /// # Errors
-/// [`Error::Shape`], which asks whether the array is transposed.
+/// [`Error::Shape`], whose message asks whether the array is transposed.
 pub(crate) fn check_memory_square(
     argument: &'static str,
     shape: &[usize],
@@ -94,22 +96,22 @@ pub(crate) fn check_memory_square(
     })
 }
 
-/// Room in a vector for that many more entries.
+/// Makes room in a vector for `more` entries.
 ///
 /// # Errors
-/// [`Error::NoMemory`]; the vector is as it was.
+/// [`Error::NoMemory`]; the vector is unchanged.
 pub(crate) fn room<T>(argument: &'static str, to: &mut Vec<T>, more: usize) -> Result<(), Error> {
     if to.capacity() - to.len() >= more {
         return Ok(());
     }
     let bytes = more.saturating_add(to.len()).saturating_mul(size_of::<T>());
-    // Twice as much as there was, so that lists that grow are not copied each time.
+    // Twice the length, so that growing lists are not copied each time.
     let enough =
         there_is(bytes) && (to.try_reserve(more).is_ok() || to.try_reserve_exact(more).is_ok());
     if enough { Ok(()) } else { Err(Error::NoMemory { argument, bytes }) }
 }
 
-/// An empty vector with room for exactly that many entries.
+/// Returns an empty vector with room for exactly `count` entries.
 ///
 /// # Errors
 /// [`Error::NoMemory`].
@@ -121,7 +123,7 @@ pub fn list<T>(argument: &'static str, count: usize) -> Result<Vec<T>, Error> {
     Err(Error::NoMemory { argument, bytes })
 }
 
-/// A copy of a slice.
+/// Returns a copy of a slice.
 ///
 /// # Errors
 /// [`Error::NoMemory`].
@@ -131,10 +133,10 @@ pub fn copied<T: Copy>(argument: &'static str, from: &[T]) -> Result<Vec<T>, Err
     Ok(copy)
 }
 
-/// A vector of that many copies of a value.
+/// Returns a vector of `count` copies of a value.
 ///
 /// # Errors
-/// [`Error::NoMemory`], or what stops the call.
+/// [`Error::NoMemory`], or the error of a call that was ended.
 pub(crate) fn filled<T: Clone>(
     argument: &'static str,
     count: usize,
@@ -145,7 +147,7 @@ pub(crate) fn filled<T: Clone>(
     Ok(filled)
 }
 
-/// Copies of a value behind what a vector holds, until it holds that many.
+/// Appends copies of a value until the vector holds `count` entries.
 ///
 /// # Errors
 /// As [`filled`].
@@ -158,28 +160,28 @@ pub(crate) fn fill<T: Clone>(
     room(argument, to, count.saturating_sub(to.len()))?;
     while to.len() < count {
         ambient::check()?;
-        // The system takes a while for pages that are new.
+        // The first write to new pages takes time.
         let more = (FILLED_AT_ONCE / size_of::<T>().max(1)).max(1);
         to.resize(count.min(to.len().saturating_add(more)), value.clone());
     }
     Ok(())
 }
 
-/// Whether so much could be had at all.
+/// Returns `true` if that much memory could exist.
 fn there_is(bytes: usize) -> bool {
     within_limit(bytes) && (bytes < LITTLE || installed().is_none_or(|all| bytes / BEYOND <= all))
 }
 
-/// Whether the caller lets a call ask for so much.
+/// Returns `true` if the request is within the caller's limit.
 pub(crate) fn within_limit(bytes: usize) -> bool {
     ambient::memory_limit().is_none_or(|limit| bytes <= limit)
 }
 
-/// Whether so much could be had now, by each thread that is at work at this moment, and what is spare beside it.
+/// Returns `true` if every thread now at work could have that much, with the spare memory.
 fn can_be_had(bytes: usize) -> bool {
     let wanted = bytes.saturating_mul(threads::at_work()).saturating_add(spare());
-    // A trial takes what it tries for a moment, in which other threads may need it: where the system says how much is left,
-    // there is none. The allocator may hold more, which was freed.
+    // A trial allocation briefly takes the memory, which other threads may need. So there is none if the system reports
+    // its free memory. The allocator may hold more, which was freed.
     if !there_is(bytes) {
         return false;
     }
@@ -189,11 +191,11 @@ fn can_be_had(bytes: usize) -> bool {
         _ => {}
     }
     let mut room = Vec::<u8>::new();
-    // A compiler may leave out memory that nobody uses.
+    // A compiler may remove an unused allocation.
     black_box(&mut room).try_reserve_exact(wanted).is_ok()
 }
 
-/// What threads may need beside what is counted; those of a pool that runs already have most of it.
+/// Returns the bytes that threads may need beside the request; running pool threads have most of them.
 fn spare() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     if rayon::current_thread_index().is_some() {
@@ -203,7 +205,8 @@ fn spare() -> usize {
     (1 + STARTING.min(*THREADS.get_or_init(threads))) * SPARE
 }
 
-/// Whether the system is known to promise address space without counting it: it then refuses only what is far beyond its memory.
+/// Returns `true` if the system is known to promise address space without counting it. It then refuses only requests
+/// far beyond its memory.
 fn overcommits() -> bool {
     static OVERCOMMITS: OnceLock<bool> = OnceLock::new();
     let read = || {
@@ -213,7 +216,7 @@ fn overcommits() -> bool {
     *OVERCOMMITS.get_or_init(read)
 }
 
-/// The memory of the machine, where the system says so in a file.
+/// Returns the memory of the machine, if the system reports it in a file.
 fn installed() -> Option<usize> {
     static INSTALLED: OnceLock<Option<usize>> = OnceLock::new();
     let read = || {
@@ -229,7 +232,7 @@ fn installed() -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// As many as no machine has room for, whatever its words are.
+    /// More entries than any machine has room for.
     const ABSURD: usize = usize::MAX / 1024;
 
     fn refused<T: std::fmt::Debug>(found: Result<T, Error>) {

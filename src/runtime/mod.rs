@@ -1,4 +1,4 @@
-//! Calls as they run: threads, cancellation, deadlines, and memory.
+//! Execution of calls: threads, cancellation, deadlines and memory.
 
 pub(crate) mod ambient;
 pub(crate) mod context;

@@ -1,21 +1,21 @@
-//! Results whose memory the next call of a kind uses again.
+//! Results whose memory the next call of the same kind reuses.
 
 use crate::runtime::scratch::with_scratch;
 use crate::runtime::workspace::Scratch;
 
-/// A result that can be emptied without giving its memory back.
+/// Result that can be emptied without freeing its memory.
 pub(crate) trait Recycled: Default + Send + 'static {
-    /// Empties it.
+    /// Empties the result.
     fn clear(&mut self);
 
-    /// The memory that it holds.
+    /// Returns the bytes that it holds.
     fn bytes(&self) -> usize;
 }
 
-/// So many results of a kind wait in one place at most: more are not asked for at a time.
+/// Most results of a kind held in one place: more are not requested at a time.
 const MOST: usize = 4;
 
-/// Results that wait.
+/// Results held for reuse.
 struct Waiting<T>(Vec<T>);
 
 impl<T> Default for Waiting<T> {
@@ -30,12 +30,12 @@ impl<T: Recycled> Scratch for Waiting<T> {
     }
 }
 
-/// An empty result, with the memory of one that was given back if there is one.
+/// Returns an empty result, with the memory of a recycled one if there is one.
 pub(crate) fn empty<T: Recycled>() -> T {
     with_scratch(|waiting: &mut Waiting<T>| waiting.0.pop()).unwrap_or_default()
 }
 
-/// Keeps the memory of a result for [`empty`].
+/// Holds the memory of a result for [`empty`].
 pub(crate) fn recycle<T: Recycled>(mut result: T) {
     result.clear();
     with_scratch(|waiting: &mut Waiting<T>| {
@@ -45,7 +45,7 @@ pub(crate) fn recycle<T: Recycled>(mut result: T) {
     });
 }
 
-/// The memory that a vector holds.
+/// Returns the bytes that a vector holds.
 pub(crate) fn held<T>(list: &Vec<T>) -> usize {
     list.capacity() * size_of::<T>()
 }

@@ -1,4 +1,4 @@
-//! Lists whose memory the next list of their type uses again.
+//! Lists whose memory the next list of their type reuses.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -10,20 +10,21 @@ use crate::runtime::scratch::at_once;
 use crate::runtime::workspace::Scratch;
 
 /// A vector that leaves its memory to the next one of its type, on this thread or under the same
-/// [`Context`](crate::Context). It must not lie in scratch itself, which may be dropped where no scratch can be had.
+/// [`Context`](crate::Context). It must not be part of scratch itself, which may be dropped where no scratch is
+/// available.
 pub(crate) struct Reused<T: Send + 'static>(Vec<T>);
 
-/// So many lists of a type wait in one place at most: more are not in use at a time, unless they come from other threads.
+/// Most lists of a type held in one place: more are in use at a time only if they come from other threads.
 const MOST: usize = 1024;
 
-/// Lists that wait, all of them empty, by the power of two that they hold at least. Which one is taken depends on sizes and not
-/// on who put them back when, so that calls soon ask for no memory when they are made again.
+/// Empty lists held for reuse, by the power of two of their capacity. The choice depends on sizes and not on the order
+/// of returns, so that repeated calls soon allocate nothing.
 struct Waiting<T> {
     by_power: [Vec<Vec<T>>; usize::BITS as usize],
-    /// Bits of the powers of which there are some.
+    /// Bits of the powers with lists.
     powers: usize,
     count: usize,
-    /// What the lists hold.
+    /// Bytes that the lists hold.
     bytes: usize,
 }
 
@@ -34,7 +35,7 @@ impl<T> Default for Waiting<T> {
 }
 
 impl<T> Waiting<T> {
-    /// One of the smallest lists that hold so many, or else of the largest.
+    /// Takes one of the smallest lists that hold `capacity`, or else of the largest.
     fn take(&mut self, capacity: usize) -> Option<Vec<T>> {
         let enough = match capacity.checked_next_power_of_two() {
             Some(power) => self.powers & !(power - 1),
@@ -73,12 +74,12 @@ impl<T: Send + 'static> Scratch for Waiting<T> {
 }
 
 impl<T: Send + 'static> Reused<T> {
-    /// An empty list of a length that is not known: the largest that waits.
+    /// Returns an empty list of unknown length: the largest one held.
     pub(crate) fn new() -> Self {
         Self::with_hint(usize::MAX)
     }
 
-    /// An empty list that will hold about so many.
+    /// Returns an empty list for about `capacity` entries.
     pub(crate) fn with_hint(capacity: usize) -> Self {
         Reused(at_once(|waiting: &mut Waiting<T>| waiting.take(capacity)).unwrap_or_default())
     }
@@ -87,7 +88,7 @@ impl<T: Send + 'static> Reused<T> {
 impl<T: Send + 'static> Drop for Reused<T> {
     fn drop(&mut self) {
         let mut list = std::mem::take(&mut self.0);
-        // Before others are asked for: entries may be such lists themselves.
+        // Before others are requested: entries may be such lists themselves.
         list.clear();
         if list.capacity() > 0 && !std::thread::panicking() {
             at_once(|waiting: &mut Waiting<T>| waiting.keep(list));
@@ -167,10 +168,10 @@ impl<T: fmt::Debug + Send + 'static> fmt::Debug for Reused<T> {
     }
 }
 
-/// A list of so many copies of a value.
+/// Returns a list of `count` copies of a value.
 ///
 /// # Errors
-/// [`Error::NoMemory`], or what stops the call.
+/// [`Error::NoMemory`], or the error of a call that was ended.
 pub(crate) fn filled_again<T: Clone + Send + 'static>(
     argument: &'static str,
     count: usize,

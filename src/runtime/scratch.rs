@@ -1,8 +1,8 @@
-//! Scratch that outlives a call, so that a warm call asks for no memory.
+//! Scratch that outlives a call, so that a warm call allocates nothing.
 //!
-//! Every kind of scratch is kept by its type. A small one stays with the thread that used it, which needs no lock; a large one
-//! goes to a workspace, where any thread finds it again and from where it can be given back: that of the process, or one that a
-//! [`Context`](crate::Context) was given.
+//! Scratch is kept by type. Small scratch stays with the thread that used it, without a lock. Large scratch goes to a
+//! workspace, where any thread finds it and from where it can be freed: that of the process, or that of a
+//! [`Context`](crate::Context).
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
@@ -10,19 +10,19 @@ use std::ops::{Deref, DerefMut};
 use crate::runtime::ambient;
 use crate::runtime::workspace::{MOST_IDLE, Scratch, Shelf, process};
 
-/// What a thread may keep for itself, of each kind.
+/// Bytes that a thread may keep of each kind.
 const SMALL: usize = 1 << 20;
 
 thread_local! {
     static THREAD: RefCell<Shelf> = const { RefCell::new(Shelf::EMPTY) };
 }
 
-/// Runs with scratch of a kind; a nested call of the same kind gets other scratch.
+/// Runs `work` with scratch of a kind; a nested call of the same kind gets other scratch.
 pub(crate) fn with_scratch<T: Scratch, R>(work: impl FnOnce(&mut T) -> R) -> R {
     work(&mut Lent::new())
 }
 
-/// The same for work of a moment, which uses no scratch itself: on the thread's own it works where that lies.
+/// Runs short `work` that uses no scratch itself; the thread's own scratch is used in place.
 pub(crate) fn at_once<T: Scratch, R>(work: impl FnOnce(&mut T) -> R) -> R {
     if ambient::has_workspace() {
         return with_scratch(work);
@@ -32,7 +32,7 @@ pub(crate) fn at_once<T: Scratch, R>(work: impl FnOnce(&mut T) -> R) -> R {
     match on_this_thread(|shelf| shelf.on(SMALL, &mut run)).flatten() {
         Some((Some(found), large)) => {
             if large {
-                // What is large goes to where others find it.
+                // Large scratch goes to the workspace, where other threads find it.
                 drop(Lent::<T>::new());
             }
             found
@@ -41,10 +41,10 @@ pub(crate) fn at_once<T: Scratch, R>(work: impl FnOnce(&mut T) -> R) -> R {
     }
 }
 
-/// Scratch of a kind, for as long as this lives. It is to be dropped on the thread, and under the context, that it was made in.
+/// Scratch of a kind, borrowed until dropped. Drop it on the thread, and under the context, that it was made in.
 pub(crate) struct Lent<T: Scratch> {
     scratch: Option<Box<T>>,
-    /// Whether it was made because nobody could look for another.
+    /// `true` if it was made because the workspace was locked.
     extra: bool,
 }
 
@@ -77,7 +77,7 @@ impl<T: Scratch> DerefMut for Lent<T> {
 
 impl<T: Scratch> Drop for Lent<T> {
     fn drop(&mut self) {
-        // What a panic leaves may be anything.
+        // A panic may leave it in any state.
         let Some(scratch) = self.scratch.take().filter(|_| !std::thread::panicking()) else {
             return;
         };
@@ -92,7 +92,7 @@ impl<T: Scratch> Drop for Lent<T> {
     }
 }
 
-/// What this thread keeps, unless it ends just now.
+/// Reads this thread's scratch, unless the thread is just ending.
 fn on_this_thread<R>(what: impl FnOnce(&mut Shelf) -> R) -> Option<R> {
     THREAD.try_with(|shelf| Some(what(&mut *shelf.try_borrow_mut().ok()?))).ok()?
 }
@@ -129,7 +129,7 @@ mod tests {
             assert!(used(10) >= 1000);
         });
         assert!(workspace.bytes() >= 1000);
-        // Of two, the one used last goes last.
+        // Of two, the one used last is put last.
         context.run(|| {
             with_scratch(|_: &mut Numbers| used(5000));
         });
@@ -155,7 +155,7 @@ mod tests {
         .unwrap();
     }
 
-    /// Threads that share a workspace meet at its lock all the time: it holds what they use at a time, and no more.
+    /// Threads that share a workspace often meet at its lock. It holds only as much as they use at a time.
     #[test]
     fn a_workspace_does_not_grow_with_how_often_threads_meet() {
         let workspace = Workspace::new();
@@ -171,7 +171,7 @@ mod tests {
                 });
             }
         });
-        // One for each thread, and one more that was made while all others were out.
+        // One per thread, and one more that was made while all others were in use.
         assert!(workspace.bytes() <= 5 * 1000, "{}", workspace.bytes());
     }
 

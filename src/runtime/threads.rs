@@ -1,21 +1,22 @@
-//! Threads: how many a call uses, and where they come from.
+//! Threads: the number that a call uses, and their source.
 //!
-//! The process-wide rayon pool is never used: a library must not resize what its host shares. There is one pool of our own
-//! in a process, of as many threads as the machine lends, less one: the caller works too. A call takes as many of its
-//! workers as are free, at most as many as it was allowed, and never queues behind another call; if none is free it does
-//! everything itself. The bits do not depend on it.
+//! The process-wide rayon pool is never used: a library must not resize a pool that its host shares. The crate has one
+//! pool per process, with one thread fewer than the machine grants: the caller works too. A call takes free workers, at
+//! most as many as it may use, and never queues behind another call. If none is free it does all work itself. The bits
+//! do not depend on the number.
 //!
-//! A caller may name another pool in a [`Context`](crate::Context). Whichever it is, its workers come through a gate that
-//! closes when the caller has nothing left to hand out: whoever has begun by then is waited for, and nobody else, so that a
-//! busy pool holds up nothing. The thread that waits is given no other work meanwhile. One that runs tasks of its pool on
-//! top of a call that waits would meet the lock again that its host holds around the call, and its stack would grow without
-//! end. On a worker of any pool the default is one thread: its other workers are busy with calls like this one.
+//! A caller may name another pool in a [`Context`](crate::Context). Workers of any pool enter through a gate, which
+//! closes when the caller has no work left to hand out. The caller waits for workers that have entered by then, and for
+//! no others, so a busy pool delays nothing. The waiting thread runs no other task. If it ran tasks of its pool on top
+//! of the waiting call, they could need a lock that the host holds around the call, and the stack would grow without
+//! end. On a worker of any pool the default is one thread: its other workers are busy with similar calls.
 //!
-//! Beside PyTorch another pool would have to share cores with threads that wait without sleeping: there calls may have the
-//! OpenMP threads that PyTorch uses itself, at the price that they wait for all of them.
+//! Beside PyTorch another pool would share cores with threads that spin. There calls may use PyTorch's own OpenMP
+//! threads, at the price that they wait for all of them.
 //!
-//! A forked child inherits the memory of its parent's pool but none of its threads, and makes its own. Finding a pool takes
-//! no lock: a lock could be held by another thread at the moment of the fork and would never be released in the child.
+//! A forked child inherits the memory of its parent's pool but none of its threads, and makes its own pool. Finding a
+//! pool takes no lock: another thread could hold the lock at the moment of the fork, and it would never be released in
+//! the child.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,12 +29,12 @@ use crate::kernels::{self, Gate};
 use crate::runtime::ambient::{self, Ambient, Executor};
 use crate::runtime::interrupt;
 
-/// More threads than any machine has cores is a mistake, and starting them could exhaust the system.
+/// Largest valid number of threads: more exceed any machine's cores, and starting them could exhaust the system.
 const MOST_THREADS: usize = 4096;
 
-/// Counts the threads that a call may use: the argument, else the number of its context, else `RAYON_NUM_THREADS`, else what the operating system lets this
-/// process use (affinity and CPU quota included), or the number of workers of the pool that the context names; one for work
-/// that is not worth sharing, and, unless the argument or the context says more, on a worker of a rayon pool. Asking the
+/// Returns the number of threads of a call, by the first rule that applies: one for work not worth sharing or a serial
+/// context; the argument; the number of the context; the size of the context's pool; one on a worker of a rayon pool;
+/// `RAYON_NUM_THREADS`; the number that the operating system grants (affinity and CPU quota included). Asking the
 /// system takes longer than a short row does.
 ///
 /// # Errors
@@ -67,14 +68,14 @@ pub(crate) fn count(argument: Option<usize>, worth_sharing: bool) -> Result<usiz
     })
 }
 
-/// Begins to count forks: their children do without threads that only their parents have.
+/// Starts to count forks: a child must not use threads that only its parent has.
 pub fn count_forks() {
     kernels::forks();
 }
 
-/// Runs `work`, whose calls have the threads of the OpenMP runtime that this process has loaded (libgomp, as PyTorch's wheels for Linux
-/// bring it along) where they use several, if there is one and the context names no other; for bindings that are called between
-/// parallel parts of such a host.
+/// Runs `work` with the threads of the OpenMP runtime that this process has loaded (libgomp, as in PyTorch's wheels for
+/// Linux), if there is one and the context names no other threads. For bindings that are called between parallel parts
+/// of such a host.
 pub fn beside_openmp<R>(work: impl FnOnce() -> R) -> R {
     let change = |ambient: &mut Ambient| {
         if matches!(ambient.executor, Executor::Own) {
@@ -84,8 +85,8 @@ pub fn beside_openmp<R>(work: impl FnOnce() -> R) -> R {
     under_changed(change, work)
 }
 
-/// Runs `work`, whose calls use at most so many threads where they name no number themselves, in the context that there is;
-/// `None` changes nothing. For bindings that take the number as an argument of each call.
+/// Runs `work` with a limit on the threads of calls that give no number themselves; `None` changes nothing. For
+/// bindings that take the number as an argument of each call.
 pub fn with_threads<R>(threads: Option<usize>, work: impl FnOnce() -> R) -> R {
     match threads {
         Some(_) => under_changed(|ambient| ambient.threads = threads, work),
@@ -93,7 +94,7 @@ pub fn with_threads<R>(threads: Option<usize>, work: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Runs `work` in a copy of this thread's context with a change.
+/// Runs `work` in a changed copy of this thread's context.
 fn under_changed<R>(change: impl FnOnce(&mut Ambient), work: impl FnOnce() -> R) -> R {
     let mut ambient =
         ambient::current().map(|ambient| Ambient::clone(&ambient)).unwrap_or_default();
@@ -101,7 +102,7 @@ fn under_changed<R>(change: impl FnOnce(&mut Ambient), work: impl FnOnce() -> R)
     ambient::under(Some(Arc::new(ambient)), work)
 }
 
-/// What the host set aside for work like ours, else what the system lets this process use.
+/// Returns `RAYON_NUM_THREADS`, else the number of CPUs that the system grants to this process.
 fn available() -> usize {
     let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|v| v.trim().parse().ok());
     match wanted {
@@ -110,24 +111,24 @@ fn available() -> usize {
     }
 }
 
-/// Whether this thread belongs to a rayon pool, ours or a host's.
+/// Returns `true` if this thread belongs to a rayon pool, ours or a host's.
 fn on_a_worker() -> bool {
     rayon::current_thread_index().is_some()
 }
 
-/// Default floating-point modes on the calling thread while the guard lives.
+/// Sets default floating-point modes on the calling thread while the guard lives.
 pub fn default_floats() -> kernels::DefaultFloats {
     kernels::DefaultFloats::set()
 }
 
-/// How many threads work on calls that use several, at least 1.
+/// Returns the number of threads at work on calls that use several, at least 1.
 pub(crate) fn at_work() -> usize {
     AT_WORK.load(Ordering::Relaxed).max(1)
 }
 
 static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
-/// A thread that is counted until this is dropped, whatever becomes of its work.
+/// A thread that is counted until this is dropped, also by a panic.
 struct AtWork;
 
 impl AtWork {
@@ -143,11 +144,11 @@ impl Drop for AtWork {
     }
 }
 
-/// Maps items, in order; those that are left are handed out a share at a time, at least `least`. The caller takes part. Behind
-/// each item every thread asks whether to go on: work that ends early once it shall ([`ambient::asked`]) is dropped.
+/// Maps items, in order; the remaining ones are handed out in shares of at least `least`. The caller takes part. Every
+/// thread checks after each item, and drops work that ended early ([`ambient::asked`]).
 ///
 /// # Errors
-/// That of the context that ends the call; what was done until then is dropped.
+/// The error of the context that ends the call; partial results are dropped.
 pub(crate) fn map<T: Send, R: Send>(
     threads: usize,
     items: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator + Send>,
@@ -157,7 +158,7 @@ pub(crate) fn map<T: Send, R: Send>(
     map_dyn(threads, &mut items.into_iter(), least, &work)
 }
 
-/// The same, compiled once for all calls with the same items and answers; loops are written out for the same reason.
+/// Maps items behind dynamic references, so that it is compiled once per types of items and answers.
 fn map_dyn<T: Send, R: Send>(
     threads: usize,
     items: &mut (dyn ExactSizeIterator<Item = T> + Send),
@@ -214,7 +215,7 @@ fn map_dyn<T: Send, R: Send>(
     Ok(answers)
 }
 
-/// Has some threads do share after share, until there is none left or somebody fails.
+/// Lets some threads do share after share, until none is left or one fails.
 fn share_out(lanes: usize, share: &(dyn Fn() -> Result<bool, Error> + Sync)) -> Result<(), Error> {
     let stopped: OnceLock<Error> = OnceLock::new();
     beside_each_other(lanes, &|| {
@@ -232,7 +233,7 @@ fn share_out(lanes: usize, share: &(dyn Fn() -> Result<bool, Error> + Sync)) -> 
     stopped.into_inner().map_or(Ok(()), Err)
 }
 
-/// The same to the end, whatever stops the call: what is begun here must not stay half-done.
+/// Maps like [`map`] but to the end, even if the call is to end: this work must not stay half-done.
 pub(crate) fn map_all<T: Send, R: Send>(
     threads: usize,
     items: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator + Send>,
@@ -242,18 +243,18 @@ pub(crate) fn map_all<T: Send, R: Send>(
     ambient::uninterrupted(|| map(threads, items, least, work)).unwrap_or_default()
 }
 
-/// A panic of `work` reaches the caller anyway; what the lock holds is whole.
+/// Locks, ignoring poison: a panic of `work` reaches the caller anyway, and the locked data stay consistent.
 fn unpoisoned<T>(lock: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work` here, and at the same time on as many workers that come in time as make `lanes` of them at most.
+/// Runs `work` here, and at the same time on workers that start in time, on at most `lanes` threads in all.
 fn beside_each_other(lanes: usize, work: &(dyn Fn() + Sync)) {
     let ambient = ambient::current();
     let executor = ambient.as_ref().map(|ambient| ambient.executor.clone()).unwrap_or_default();
     let work = || {
         let _modes = default_floats();
-        // What stops the call is heard by everybody who works on it.
+        // Every thread of the call hears of its cancellation.
         ambient::under(ambient.clone(), work);
     };
     let spawn: &dyn Fn(Arc<Gate>) = match &executor {
@@ -282,8 +283,8 @@ fn with_own_workers(lanes: usize, work: &(dyn Fn() + Sync)) {
     kernels::lend(work, |gate| call_in(pool, gate, 0, helpers));
 }
 
-/// Calls in a helper, who calls in two more before it begins: waking a thread takes as long as a short row, and one after the
-/// other they would come too late.
+/// Wakes a helper, who wakes two more before it begins. Waking a thread takes as long as a short row, and in sequence
+/// they would come too late.
 fn call_in(pool: &'static Pool, gate: &Arc<Gate>, number: usize, all: usize) {
     let gate = Arc::clone(gate);
     pool.workers.spawn(move || {
@@ -299,7 +300,7 @@ fn call_in(pool: &'static Pool, gate: &Arc<Gate>, number: usize, all: usize) {
     });
 }
 
-/// How many helpers a helper calls in, itself included, directly or not.
+/// Returns the number of helpers that a helper wakes, itself included, directly or indirectly.
 fn behind(number: usize, all: usize) -> usize {
     let (mut first, mut many, mut count) = (number, 1, 0);
     while first < all {
@@ -309,7 +310,7 @@ fn behind(number: usize, all: usize) -> usize {
     count
 }
 
-/// A worker that is free again when this is dropped, whatever became of its work.
+/// A worker that becomes free when this is dropped, also by a panic.
 struct Freed(&'static AtomicUsize);
 
 impl Drop for Freed {
@@ -318,11 +319,11 @@ impl Drop for Freed {
     }
 }
 
-/// Maps `0..count` in portions of a size, between which it is asked whether to go on, and those in tasks of at least another size.
-/// What comes out is taken in order, up to the first error.
+/// Maps `0..count` in portions, with checks between them, each divided into tasks of at least `least`. Results are
+/// taken in order, up to the first error.
 ///
 /// # Errors
-/// Whatever the work returns, or the caller's check (`interrupt`).
+/// The error of the work, or of the caller's check (`interrupt`).
 pub(crate) fn in_portions<R: Send>(
     threads: usize,
     count: usize,
@@ -353,8 +354,8 @@ pub(crate) fn in_portions<R: Send>(
     Ok(())
 }
 
-/// The same where a few pieces of work are to keep many threads busy: the work is told on how many it may run itself. All threads
-/// do one each as often as there are enough for that; those that are left they share.
+/// Maps a few pieces of work over many threads; `work` gets the number of threads that it may use itself. While there
+/// are enough pieces each thread does one; the threads share the remaining pieces.
 ///
 /// # Errors
 /// As [`in_portions`].
@@ -374,26 +375,26 @@ pub(crate) fn in_shared_portions<R: Send>(
     Ok(())
 }
 
-/// How many of `len` entries, in whole chunks, go to one task of `threads` threads.
+/// Returns the number of `len` entries, in whole chunks, per task of `threads` threads.
 pub(crate) fn share(len: usize, chunk: usize, threads: usize) -> usize {
     len.div_ceil(chunk).div_ceil(2 * threads).max(1) * chunk
 }
 
-/// The workers of a process.
+/// Workers of a process.
 struct Pool {
     process: (u32, usize),
     workers: ThreadPool,
-    /// Workers that no call has taken.
+    /// Number of workers that no call uses.
     free: AtomicUsize,
-    /// That of a forked child, or of a child of that one.
+    /// Pool of a forked child, or of a child of that one.
     next: OnceLock<Box<Pool>>,
 }
 
-/// The pool of this process, made when it is first asked for. `None` where there is nobody but the caller: on a machine of
-/// one thread, or where the system refuses threads.
+/// Returns the pool of this process, made on first use. `None` on a machine of one thread, or if the system refuses
+/// threads.
 fn pool() -> Option<&'static Pool> {
     static FIRST: OnceLock<Box<Pool>> = OnceLock::new();
-    // The number of a process may be that of its parent again, in another namespace.
+    // The id of a process may equal its parent's, in another namespace.
     let process = (std::process::id(), kernels::forks());
     let mut slot = &FIRST;
     loop {
@@ -469,7 +470,7 @@ mod tests {
 
     #[test]
     fn a_call_that_finds_no_worker_free_does_not_wait() {
-        // Holds all workers there are while another call comes and goes.
+        // Occupies all workers while another call comes and goes.
         let (begun, ended) = (Barrier::new(2), Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {

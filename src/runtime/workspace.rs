@@ -1,23 +1,23 @@
-//! Where scratch lies between calls. No thread waits for another here: where a workspace is just being looked at, scratch is
-//! made anew.
+//! Scratch between calls. No thread waits for a workspace: if it is locked, new scratch is made.
 
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Scratch of one kind, which grows with what it is used for.
+/// Scratch of one kind, which grows with use.
 pub(crate) trait Scratch: Default + Send + 'static {
-    /// How much memory it holds.
+    /// Returns the bytes that it holds.
     fn bytes(&self) -> usize;
 }
 
-/// What the process keeps at most without being asked to give it back: what rows of some millions of keys need.
+/// Bytes that the process keeps at most by itself: enough for rows of some millions of keys.
 pub(crate) const MOST_IDLE: usize = 1 << 28;
 
-/// Memory that calls reuse: [`Workspace::bytes`] says how much of it lies idle, [`Workspace::shrink_to`] gives it back.
+/// Memory that calls reuse. [`Workspace::bytes`] returns the idle part, [`Workspace::shrink_to`] frees it.
 ///
-/// Calls use that of the process, which keeps at most 256 MiB by itself, and beside it each thread keeps up to 1 MiB of each kind
-/// of scratch. A [`Context`](crate::Context) with a workspace of its own uses nothing else. A clone is the same workspace.
+/// By default calls use the workspace of the process, which keeps at most 256 MiB by itself; each thread also keeps up
+/// to 1 MiB of each kind of scratch. A [`Context`](crate::Context) with a workspace uses nothing else. Clones share the
+/// workspace.
 ///
 /// ```
 /// use certk_rs::{Context, Options, Scores, Workspace, select};
@@ -35,13 +35,13 @@ pub(crate) const MOST_IDLE: usize = 1 << 28;
 #[derive(Clone, Default)]
 pub struct Workspace(Arc<Mutex<Shelf>>);
 
-/// Scratch of all kinds, the one used last at the end.
+/// Scratch of all kinds, the last used at the end.
 #[derive(Default)]
 pub(crate) struct Shelf(Vec<Idle>);
 
-/// Scratch that nobody uses now.
+/// Scratch not in use.
 struct Idle {
-    /// Of what type it is: to ask each by its own table would be slower.
+    /// Type of the scratch: faster to compare than through each one's own table.
     kind: TypeId,
     scratch: Box<dyn Any + Send>,
     bytes: usize,
@@ -55,7 +55,7 @@ impl Shelf {
         self.0.remove(at).scratch.downcast().ok()
     }
 
-    /// Works on scratch where it lies; says whether it holds more than `most` now.
+    /// Uses scratch in place; the flag is `true` if it now holds more than `most`.
     pub(crate) fn on<T: Scratch, R>(
         &mut self,
         most: usize,
@@ -67,14 +67,14 @@ impl Shelf {
         let found = work(scratch);
         idle.bytes = scratch.bytes();
         let large = idle.bytes > most;
-        // Those that are asked for often are found soon.
+        // Often requested scratch is found soon.
         if at + 1 < self.0.len() {
             self.0.swap(at, at + 1);
         }
         Some((found, large))
     }
 
-    /// Whether there is scratch of a kind.
+    /// Returns `true` if there is scratch of a kind.
     fn has<T: Scratch>(&self) -> bool {
         self.0.iter().any(|idle| idle.kind == TypeId::of::<T>())
     }
@@ -87,7 +87,7 @@ impl Shelf {
         self.0.iter().map(|idle| idle.bytes).sum()
     }
 
-    /// Lets go of what was not used for longest.
+    /// Frees the scratch that was not used for longest.
     fn shrink_to(&mut self, most: usize) {
         let mut left = self.bytes();
         self.0.retain(|idle| {
@@ -99,23 +99,22 @@ impl Shelf {
 }
 
 impl Workspace {
-    /// An empty workspace; it grows with what it is used for.
+    /// Returns an empty workspace, which grows with use.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// That of calls outside of any context.
+    /// Returns the workspace of calls outside any context.
     pub fn of_process() -> Self {
         process().clone()
     }
 
-    /// Bytes that lie idle here: what calls that run at this moment use is not counted.
+    /// Returns the idle bytes, without the memory of calls that are running.
     pub fn bytes(&self) -> usize {
         self.shelf(|shelf| shelf.bytes())
     }
 
-    /// Gives memory back until at most so many bytes lie idle. What calls use at this moment stays with them, and comes here
-    /// when they end.
+    /// Frees memory until at most `bytes` are idle. Running calls keep their memory, and return it here when they end.
     pub fn shrink_to(&self, bytes: usize) {
         self.shelf(|shelf| shelf.shrink_to(bytes));
     }
@@ -124,13 +123,13 @@ impl Workspace {
         what(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Scratch that lies here, if there is some; and whether there may be some that could not be looked for.
+    /// Takes idle scratch, if there is any. The flag is `true` if the workspace was locked, so that there may be some.
     pub(crate) fn take<T: Scratch>(&self) -> (Option<Box<T>>, bool) {
         self.0.try_lock().map_or((None, true), |mut shelf| (shelf.take(), false))
     }
 
-    /// Puts scratch here, unless it is `extra`, made because others could not be looked for, and there are others: a workspace would grow
-    /// with every time that two threads meet.
+    /// Puts scratch back. `extra` scratch, made while the workspace was locked, is dropped if there is other scratch of
+    /// its kind: else a workspace would grow with every collision of threads.
     pub(crate) fn put_back<T: Scratch>(
         &self,
         scratch: Box<T>,
@@ -155,7 +154,7 @@ impl fmt::Debug for Workspace {
     }
 }
 
-/// A forked child may find it locked for ever, and then makes all scratch anew.
+/// Returns the workspace of the process. A forked child may find it locked for ever, and then makes all scratch anew.
 pub(crate) fn process() -> &'static Workspace {
     static PROCESS: OnceLock<Workspace> = OnceLock::new();
     PROCESS.get_or_init(Workspace::new)

@@ -1,9 +1,8 @@
-//! A set found in f32, decided again in f64 where f32 leaves it open.
+//! Decides a set again in f64 where f32 leaves it open.
 //!
-//! The boundary that f32 found is right but for a few keys: what both arithmetics prove differs by some thousandths of a
-//! per cent of the tail. So one pass in f64 over the scores where they are sums both sides of a narrow range there, and
-//! the same rule as ever decides among the keys inside. Where the boundary is not in that range after all, the search
-//! goes on as it would after any guess that missed.
+//! The boundary that f32 found is right but for a few keys: the two precisions differ by some thousandths of a per cent
+//! of the tail. One f64 pass over the stored scores sums both sides of a narrow range there. The usual rule then
+//! decides among the keys inside. If the boundary is not in the range, the search continues as after any wrong guess.
 
 use super::candidates::{Boundary, Candidates};
 use super::constraints::Constraints;
@@ -12,13 +11,12 @@ use super::weight_fn::InvertibleWeightFn;
 use crate::error::Error;
 use crate::kernels::{InDouble, Scalar};
 
-/// How far above the boundary of f32 that of f64 is looked for, in natural-log units. Together the slacks of f32 come to
-/// 7e-5 of the tail's mass. That much lies within 7e-5 of the boundary where the density of mass there is the tail's mass per unit,
-/// and rows whose density is fifty times smaller have few keys to look at.
+/// Width of the range above the f32 boundary that is searched in f64, in natural-log units. Together the slacks of f32
+/// come to 7e-5 of the tail's mass. That much lies within 7e-5 of the boundary where the density of mass there is the
+/// tail's mass per unit, and rows whose density is fifty times smaller have few keys to look at.
 const WIDTH: f64 = 1.0 / 256.0;
 
-/// Decides by f64 sums, given the worst score that f32 keeps. `forced` are the scores that are kept in any case, in whole
-/// groups.
+/// Decides by f64 sums, given the worst score that f32 keeps. `forced` are the scores of forced keys, in whole groups.
 ///
 /// # Errors
 /// As [`Candidates::search`].
@@ -51,11 +49,11 @@ pub(super) fn in_double<E: InDouble, W: InvertibleWeightFn<E::Scalar>>(
         let scale = weight_fn.scale().unwrap_or(1.0);
         (worst, worst + WIDTH / scale)
     });
-    // A range that is empty, where floats are far apart, is none.
+    // An empty range, where floats are far apart, is ignored.
     let range = range.filter(|range| range.0 < range.1);
     let Boundary { split, worst, minimal, exact } =
         candidates.search_from(weight_fn, constraints, range, scratch)?;
-    // Keys are at or above a number if and only if they are at or above the next of their own type.
+    // A key is at or above a number exactly if it is at or above the next float of its own type.
     let worst = worst.map(|(score, last)| (E::Scalar::at_least(score), last));
     Ok(Boundary { split, worst, minimal, exact })
 }

@@ -32,20 +32,20 @@ use crate::runtime::threads;
 /// ```
 ///
 /// # Errors
-/// Whatever is wrong with the scores, the budgets or the options, by variant.
+/// The [`Error`] for invalid scores, budgets or options, for too little memory, or for a call that was ended.
 pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Selection, Error> {
     let _modes = threads::default_floats();
     let job = SelectJob::new(scores, eps, options)?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads, rows.saturating_mul(n) > WORTH)?;
     check_memory_in_each("scores", threads, (rows, n), 1)?;
-    // What no memory holds in the end is not begun.
+    // Fail early if the result would not fit in memory.
     check_memory("scores", rows, Selection::ROW)?;
     let mut selection: Selection = recycled::empty();
     selection.indptr.push(0);
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
-            // A row's way, and so its bits, depends on itself alone.
+            // A row's computation, and so its bits, depends on the row alone.
             let threads = if scores.span(row).prefix >= SHARED { threads } else { 1 };
             job.append_here(row..row + 1, threads, &mut selection)?;
             interrupt::check()?;
@@ -62,7 +62,7 @@ pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Sel
             let parts = threads::map(threads, (start..end).step_by(task), 1, |first| {
                 job.rows(first..(first + task).min(end))
             })?;
-            // The first error in the order of rows, whoever found one first.
+            // Report the first error in row order, for any order of discovery.
             let parts: Result<Vec<Selection>, Error> = parts.into_iter().collect();
             join(&mut selection, parts?, threads)?;
         }
@@ -71,17 +71,17 @@ pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Sel
     Ok(selection)
 }
 
-/// Elements that one task decides at least, and elements between two checks for an interrupt.
+/// Least elements per task, and elements between two checks for an interrupt.
 const TASK: usize = 1 << 15;
 const PORTION: usize = 1 << 25;
-/// Fewer are decided before another thread has woken up.
+/// With fewer elements, another thread would start too late to help.
 const WORTH: usize = 1 << 17;
-/// What a row counts at least: what is found waits for the rest of the portion.
+/// Least cost of a row in elements: its result waits for the rest of the portion.
 const LEAST: usize = 128;
-/// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.
+/// Length from which rows are split into chunks when there are fewer rows than threads can use.
 const SHARED: usize = 4 * CHUNK;
 
-/// Appends the answers for later rows; the first ones are taken as they are.
+/// Appends the answers for later rows; into an empty selection, a single part is moved.
 fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) -> Result<(), Error> {
     if selection.k.is_empty() && parts.len() == 1 {
         *selection = parts.remove(0);
@@ -92,7 +92,7 @@ fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) ->
 }
 
 impl SelectJob<'_> {
-    /// Rows by themselves.
+    /// Selects the given rows into a selection of their own.
     fn rows(&self, rows: Range<usize>) -> Result<Selection, Error> {
         let mut part = Selection::default();
         self.append_here(rows, 1, &mut part)?;
@@ -131,7 +131,7 @@ impl SelectJob<'_> {
 }
 
 impl Workspace {
-    /// Selects as [`select`] does, on the calling thread and in this scratch.
+    /// Selects as [`select`] does, on the calling thread and with this scratch.
     ///
     /// # Errors
     /// As [`select`].

@@ -1,4 +1,4 @@
-//! The scores of a row that compete for a place, and where the kept ones end.
+//! Scores of a row that compete for a place, and the boundary of the kept ones.
 
 use super::scratch::SearchScratch;
 use super::weight_fn::InvertibleWeightFn;
@@ -9,35 +9,35 @@ use crate::runtime::ambient;
 use crate::runtime::memory::check_memory;
 use crate::runtime::threads;
 
-/// The scores that compete for a place, padded with masked entries, and what is kept beside them.
+/// Scores that compete for a place, padded with masked entries, and the totals of the forced keys.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidates<'a, E: Element> {
     pub(crate) simd: Simd,
     pub(crate) scores: &'a [E],
-    /// Unmasked keys among them.
+    /// Unmasked keys among the scores.
     pub(crate) visible: usize,
     pub(crate) largest: E::Scalar,
-    /// About what the keys weigh, the largest weighing 1, if that is known.
+    /// Approximate mass of the keys relative to the largest, if known.
     pub(crate) rough: Option<f64>,
-    /// No key is smaller.
+    /// Lower bound on every visible key.
     pub(crate) smallest: E::Scalar,
-    /// What is worth fetching while this row is worked on.
+    /// Memory worth prefetching during this row.
     pub(crate) prefetch: Option<Prefetch>,
-    /// Weight and number of the keys that are kept in any case.
+    /// Weight and number of the forced keys.
     pub(crate) forced: (f64, usize),
-    /// How many threads chunks are shared out over.
+    /// Number of threads that share the chunks.
     pub(crate) threads: usize,
 }
 
-/// A set found, described by its worst member.
+/// A set, described by its worst member.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Boundary<S> {
     pub(crate) split: SplitSums,
-    /// The worst key kept, with its position; `None` if only forced keys are kept.
+    /// Worst key kept, with its position; `None` if only forced keys are kept.
     pub(crate) worst: Option<(S, u32)>,
-    /// Whether every smaller set is proven to lose more than the budget, or is excluded by `min_keep`.
+    /// `true` if every smaller set is proven to lose more than the budget, or is excluded by `min_keep`.
     pub(crate) minimal: bool,
-    /// Whether the decision was made in exact arithmetic, so that the budget itself bounds the tail mass.
+    /// `true` if exact arithmetic decided, so that the budget itself bounds the tail mass.
     pub(crate) exact: bool,
 }
 
@@ -59,7 +59,7 @@ impl<E: Element> Candidates<'_, E> {
         Ok(())
     }
 
-    /// What the keys weigh, to within a few per cent.
+    /// Returns the mass of the keys, to within a few per cent.
     pub(super) fn rough_mass<W: InvertibleWeightFn<E::Scalar>>(
         &self,
         weight_fn: W,
@@ -80,7 +80,7 @@ impl<E: Element> Candidates<'_, E> {
         Ok(total)
     }
 
-    /// Sums both sides of a range of the row and collects the keys inside; they are not weighed yet.
+    /// Sums both sides of a range of the row and collects the keys inside, unweighed.
     pub(super) fn split<W: WeightFn<E::Scalar>>(
         &self,
         weight_fn: W,
@@ -135,8 +135,8 @@ impl<E: Element> Candidates<'_, E> {
     }
 }
 
-/// Asks for what a bracket of that many keys may grow to, twice as much each time: scores and weights, and for a moment the old
-/// ones.
+/// Checks for the memory of a bracket of that many keys, doubling each time: scores and weights, and the old ones
+/// during a move.
 fn ask<S>(scores: usize, asked: &mut usize) -> Result<(), Error> {
     if scores <= *asked {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Certifies a set that somebody else chose.
+//! Certificates of kept sets given by a caller.
 
 use super::candidates::Candidates;
 use super::constraints::{Constraints, DecideOn};
@@ -16,7 +16,7 @@ use crate::runtime::memory::{check_memory, check_memory_in_each};
 use crate::runtime::scratch::with_scratch;
 use crate::runtime::threads;
 
-/// How kept sets are to be judged.
+/// Options of [`certify`].
 ///
 /// ```
 /// use certk_rs::{CertifyOptions, Keep, Scores, certify};
@@ -30,26 +30,27 @@ use crate::runtime::threads;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct CertifyOptions<'a> {
-    /// Budgets of tail mass, one for all rows or one per row, to be held against the sets; `None` to hold none.
+    /// Budgets of tail mass to check the sets against, one for all rows or one per row; `None` for no check.
     pub eps: Option<&'a [f64]>,
-    /// Judge by a slow check in scalar f64 that shares no kernel with the selector.
+    /// Use a slow check in scalar f64 that shares no kernel with the selector.
     pub independent: bool,
-    /// How many threads; `None` for all available. Results do not depend on it.
+    /// Number of threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }
 
 builders_of_defaults! { CertifyOptions<'a> {
-    /// Budgets of tail mass, one for all rows or one per row, to be held against the sets.
+    /// Sets the budgets of tail mass to check the sets against, one for all rows or one per row.
     eps(eps: &'a [f64]) = Some(eps);
-    /// Judges by a slow check in scalar f64 that shares no kernel with the selector.
+    /// Uses a slow check in scalar f64 that shares no kernel with the selector.
     independent(independent: bool) = independent;
-    /// How many threads; `None` for all available.
+    /// Sets the number of threads; `None` for all available.
     threads(threads: impl Into<Option<usize>>) = threads.into();
 } }
 
-/// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
+/// Certifies kept sets: an interval that contains the real tail mass of each row and, given budgets, whether each
+/// holds.
 ///
-/// A row whose budget the fast arithmetic cannot decide is decided again in f64.
+/// A row that f32 leaves undecided is decided again in f64.
 ///
 /// ```
 /// use certk_rs::{CertifyOptions, Keep, Scores, certify};
@@ -62,7 +63,7 @@ builders_of_defaults! { CertifyOptions<'a> {
 /// ```
 ///
 /// # Errors
-/// Whatever is wrong with the scores, the budgets or the kept set, by variant.
+/// The [`Error`] for invalid scores, budgets or kept sets, for too little memory, or for a call that was ended.
 pub fn certify(
     scores: &Scores<'_>,
     keep: &Keep<'_>,
@@ -75,14 +76,14 @@ pub fn certify(
 /// Elements per task, and between two checks for an interrupt.
 const TASK: usize = 1 << 15;
 const PORTION: usize = 1 << 24;
-/// Fewer are summed before another thread has woken up.
+/// With fewer elements, another thread would start too late to help.
 const WORTH: usize = 1 << 18;
-/// What a row counts at least: its verdict waits for those of the portion.
+/// Least cost of a row in elements: its verdict waits for the rest of the portion.
 const LEAST: usize = 256;
-/// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.
+/// Length from which rows are split into chunks when there are fewer rows than threads can use.
 const SHARED: usize = 4 * CHUNK;
 
-/// Certifies some rows, in the order in which they are listed, without looking for smaller sets: `minimal` is false.
+/// Certifies the listed rows, in the order listed. `minimal` is not decided and is `false`.
 pub(crate) fn certify_listed(
     scores: &Scores<'_>,
     keep: &Keep<'_>,
@@ -127,7 +128,7 @@ fn judge_all(
         }
         return Ok(result);
     }
-    // The slow check takes some hundred times as long.
+    // The independent check takes about a hundred times as long.
     let portion = (if independent { PORTION >> 6 } else { PORTION } / n.max(LEAST)).max(1);
     let sizes = (portion, (TASK / n).max(1));
     threads::in_portions(threads, rows, sizes, one, |verdict| result.push(&verdict))?;
@@ -139,12 +140,12 @@ struct Judge<'a> {
     scores: &'a Scores<'a>,
     keep: &'a Keep<'a>,
     eps: Option<PerRow<'a, f64>>,
-    /// Whether to find out if a smaller set would do.
+    /// `true` to decide whether a smaller set would hold.
     minimal: bool,
     simd: Simd,
 }
 
-/// A verdict, and whether better arithmetic could still change it.
+/// Verdict, `open` if more precise arithmetic could change it.
 struct Opinion {
     verdict: Verdict,
     open: bool,
@@ -155,7 +156,8 @@ impl Judge<'_> {
         self.eps.map(|eps| eps.of(row))
     }
 
-    /// Judges a row, on several threads if it is long. Its parts, and so its bits, do not depend on how many.
+    /// Judges a row, on several threads if it is long. The split into chunks, and so the bits, does not depend on their
+    /// number.
     fn row(&self, row: usize, threads: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
         let threads = if scores.span(row).prefix >= SHARED { threads } else { 1 };
@@ -172,7 +174,7 @@ impl Judge<'_> {
         let opinion =
             source.double(workspace, Form { judge: self, row, single: false, threads })?;
         if opinion.open {
-            // Ties and stored weights can be decided exactly, and the checker does.
+            // Ties and stored weights can be decided exactly: the independent checker does so.
             return certificate::check_row(scores, self.keep, row, self.eps(row));
         }
         Ok(opinion.verdict)
@@ -216,11 +218,11 @@ impl Judge<'_> {
     }
 }
 
-/// Forms an opinion on the kept set of a prepared row.
+/// Visitor that judges the kept set of a prepared row.
 struct Form<'a> {
     judge: &'a Judge<'a>,
     row: usize,
-    /// Whether the row is judged in f32.
+    /// `true` if the row is judged in f32.
     single: bool,
     threads: usize,
 }
@@ -301,12 +303,13 @@ impl Visitor for Form<'_> {
             };
             verdict.minimal = smaller.lower(3.0 * slack.certify, slack.flush) > eps;
             if smallest == largest && exact_ties {
-                // Equal weights: integers decide.
+                // Equal weights: decided in integers.
                 let visible = visible as u64;
                 verdict.minimal = !certified_sums::equal_weights_hold(fewer as u64, visible, eps);
                 return Ok(Opinion { verdict, open: false });
             }
-            // Better arithmetic could prove more; what f32 leaves open is left open, or it would cost more than selecting.
+            // More precise arithmetic could prove more. Rows that f32 leaves open stay open, or the check would cost
+            // more than the selection.
             let open = !self.single
                 && !verdict.minimal
                 && smaller.upper(3.0 * slack.certify, slack.flush) > eps;

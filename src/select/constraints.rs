@@ -1,25 +1,26 @@
-//! What a kept set must satisfy.
+//! Constraints on a kept set.
 
 use crate::numerics::certified_sums::{ErrorBound, SplitSums};
 
 /// Below such a budget it matters how many keys were flushed.
 pub(crate) const TINY_BUDGET: f64 = 1e-28;
 
-/// What a set must satisfy.
+/// Constraints on a kept set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Constraints {
     pub(crate) eps: f64,
     pub(crate) slack: ErrorBound,
-    /// At least this many keys, forced ones included.
+    /// Least number of keys, forced ones included.
     pub(crate) min_keep: usize,
-    /// With this many keys a set is accepted whatever it loses.
+    /// Number of keys at which a set is accepted, over budget or not.
     pub(crate) max_keep: usize,
     pub(crate) decide_on: DecideOn,
-    /// Whether equal scores have exactly equal real weights, so that integers decide where the tail mass may equal the budget.
+    /// `true` if equal scores have exactly equal real weights, so that integers decide where the tail mass may equal
+    /// the budget.
     pub(crate) exact_ties: bool,
 }
 
-/// Which end of the interval for the tail mass decides.
+/// End of the interval for the tail mass that decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DecideOn {
     /// The upper end: the set found is certified.
@@ -33,7 +34,7 @@ impl Constraints {
         split.kept >= self.min_keep && (split.kept >= self.max_keep || self.affords(split))
     }
 
-    /// Whether the mass alone allows the set.
+    /// Returns `true` if the mass alone allows the set.
     fn affords(&self, split: &SplitSums) -> bool {
         match self.decide_on {
             DecideOn::Upper => split.upper(self.slack.select, self.slack.flush) <= self.eps,
@@ -41,17 +42,17 @@ impl Constraints {
         }
     }
 
-    /// Whether the set provably loses more than the budget.
+    /// Returns `true` if the set provably loses more than the budget.
     pub(crate) fn refutes(&self, split: &SplitSums) -> bool {
         split.lower(self.slack.certify, self.slack.flush) > self.eps
     }
 
-    /// Whether a set that is not accepted has enough keys, and may lose exactly the budget.
+    /// Returns `true` if a set that is not accepted has enough keys and may lose exactly the budget.
     pub(super) fn may_tie(&self, split: &SplitSums) -> bool {
         self.exact_ties && split.kept >= self.min_keep && !self.refutes(split)
     }
 
-    /// About the largest tail that it affords of a row of a total mass.
+    /// Returns the approximate largest tail that is allowed, for a row of this total mass.
     pub(crate) fn target(&self, total: f64) -> f64 {
         let slack = match self.decide_on {
             DecideOn::Upper => 1.0 + self.slack.select,
@@ -60,7 +61,7 @@ impl Constraints {
         total * self.eps / (self.eps + slack * (1.0 - self.eps))
     }
 
-    /// Whether decisions depend on numbers of keys, and not on masses alone.
+    /// Returns `true` if decisions depend on numbers of keys, not on masses alone.
     pub(super) fn counts(&self, scores: usize) -> bool {
         self.min_keep > 1 || self.max_keep < scores || self.eps < TINY_BUDGET
     }

@@ -1,8 +1,8 @@
-//! Where sums over ascending scores cross a value.
+//! Crossings of sums over ascending scores with a value.
 
 use crate::kernels::{PIVOTS, Scalar, around};
 
-/// Where a curve of ascending scores and values reaches a value, linearly between its points; `None` beyond its ends.
+/// Returns the score at which a curve reaches a value, linear between its points; `None` beyond its ends.
 pub(super) fn interpolate<S: Scalar>(curve: &[(S, f64)], value: f64) -> Option<S> {
     let at = curve.iter().position(|point| point.1 > value)?;
     let (right, left) = (curve[at], curve[at.checked_sub(1)?]);
@@ -10,7 +10,7 @@ pub(super) fn interpolate<S: Scalar>(curve: &[(S, f64)], value: f64) -> Option<S
     Some(S::nearest(left.0.into() * (1.0 - share) + right.0.into() * share))
 }
 
-/// The last pivot at which the rule still accepts, and the first at which it no longer does.
+/// Returns the last pivot that the rule accepts, and the first that it does not.
 pub(super) fn crossing<S: Copy>(
     pivots: &[S; PIVOTS],
     outer: (S, S),
@@ -20,7 +20,7 @@ pub(super) fn crossing<S: Copy>(
     around(pivots, first, outer)
 }
 
-/// Pivots spaced evenly in value strictly inside a range, ascending.
+/// Returns pivots strictly inside a range, ascending, evenly spaced in value.
 pub(super) fn values_between<S: Scalar>(least: S, most: S) -> [S; PIVOTS] {
     let (least, most): (f64, f64) = (least.into(), most.into());
     std::array::from_fn(|i| {

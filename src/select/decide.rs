@@ -1,4 +1,4 @@
-//! One row decided: searched, or searched block by block, and listed.
+//! Decision of one row: searched by keys or by blocks, then listed.
 
 use std::ops::Range;
 
@@ -42,7 +42,7 @@ impl SelectJob<'_> {
                 decision = source.native(workspace, Decide { job: self, source, out });
             }
             let decision = decision?;
-            // Of keys one by one f64 has already decided.
+            // The f64 search has already decided rows without blocks.
             let again =
                 source.is_single() && self.options.prove_minimal && self.options.block_size > 1;
             if !(again && decision.open(self.eps(row))) {
@@ -54,7 +54,7 @@ impl SelectJob<'_> {
     }
 }
 
-/// Decides a prepared row and lists what is kept.
+/// Visitor that decides a prepared row and lists its kept keys.
 pub(super) struct Decide<'a> {
     job: &'a SelectJob<'a>,
     source: Source<'a>,
@@ -99,7 +99,7 @@ impl Visitor for Decide<'_> {
             return Ok(Decision::EMPTY);
         }
         let (job, options) = (self.job, self.job.options);
-        // Every option has its say below, but those for whoever calls this.
+        // Every option is handled below, except those for the caller.
         let &Options {
             min_keep,
             max_keep: _, // by `allowed_keys`
@@ -169,7 +169,7 @@ impl Visitor for Decide<'_> {
             lent.as_slice()
         } else {
             let scores = scores.copied();
-            // What is forced does not compete: weigh it, then hide it.
+            // Forced keys do not compete: weigh them, then hide them.
             own = filled_again("keep_first", count.next_multiple_of(LANES), E::MASKED)?;
             for (score, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *score = std::mem::replace(&mut scores[position as usize], E::MASKED);
@@ -204,14 +204,14 @@ impl Visitor for Decide<'_> {
         self.out.extend(forced.first.iter().map(at));
         if let Some(boundary) = found.worst {
             if threads > 1 {
-                // Parts of the list, which kernels fill.
+                // Parts of the list, filled by kernels.
                 check_memory("scores", scores.len(), 2 * size_of::<u32>())?;
             }
             emit((simd, threads), scores, (positions, decision.kept), boundary, self.out)?;
         }
         self.out.extend(forced.last.iter().map(at));
         workspace.forced = forced;
-        // A row that is read where it is stored can change between the sums and the list; then it is copied.
+        // A row that is read in place can change between the sums and the list; then it is copied.
         if self.out.len() - mark != decision.kept {
             return Err(Error::Changed { place: job.scores.place(number, None) });
         }
@@ -219,7 +219,7 @@ impl Visitor for Decide<'_> {
     }
 }
 
-/// Lists the positions kept down to a boundary, about as many as are said.
+/// Lists the kept positions down to a boundary; `kept` is their expected number.
 pub(crate) fn emit<E: Element>(
     (simd, threads): (Simd, usize),
     scores: &[E],
@@ -234,7 +234,7 @@ pub(crate) fn emit<E: Element>(
         };
         simd.emit(&scores[range], from, boundary.0, inclusive, out);
     };
-    // Up to the boundary ties are kept, behind it they are not.
+    // Ties are kept up to the boundary's position, and dropped behind it.
     let edge = (boundary.1 as usize).min(scores.len());
     let (before, behind) = (edge / LANES * LANES, (edge + 1).next_multiple_of(LANES));
     if threads == 1 {
@@ -245,7 +245,7 @@ pub(crate) fn emit<E: Element>(
     } else {
         let share = threads::share(before, CHUNK, threads);
         let parts = threads::map(threads, (0..before).step_by(share), 1, |start| {
-            // About its share, so that hardly a list moves while it grows.
+            // About the part's share, so that lists rarely move while they grow.
             let mut part = Vec::with_capacity((kept * share / scores.len()).min(share) + CHUNK);
             list(start..(start + share).min(before), true, &mut part);
             part
@@ -268,7 +268,7 @@ pub(crate) fn emit<E: Element>(
 }
 
 impl Forced {
-    /// Lists the first and the last unmasked positions; what both ends claim is listed once.
+    /// Lists the first and the last unmasked positions; a position claimed by both is listed once.
     pub(crate) fn find<E: Element>(
         &mut self,
         scores: &[E],
@@ -292,8 +292,8 @@ impl Forced {
     }
 }
 
-/// Decides a row of stored weights in exact arithmetic: drops the worst kept keys while what is lost stays within the
-/// budget, comparing sums of integers.
+/// Decides a row of stored weights in exact arithmetic, by sums of integers: drops the worst kept keys while the loss
+/// stays within the budget.
 pub(super) fn refine<E: Element>(
     scores: &[E],
     forced: &[E],
@@ -328,7 +328,7 @@ pub(super) fn refine<E: Element>(
         return;
     }
     let (mut dropping, mut refused) = (0, false);
-    // The boundary is a key that competes: one of them stays.
+    // The boundary is a competing key: one of them stays.
     let least = constraints.min_keep.saturating_sub(forced_count).max(1);
     while kept.len() - dropping > least && !refused {
         tail.add(kept[dropping].0.into());
@@ -350,8 +350,8 @@ pub(super) fn refine<E: Element>(
     found.exact = true;
 }
 
-/// Decides a row with forced keys whose tail mass can be exactly the budget: drops that share of its keys, if it is that of each
-/// level of equal scores.
+/// Decides a row with forced keys whose tail mass can equal the budget exactly. Drops a share `eps` of its keys, if
+/// that drops the same share of each level of equal scores.
 ///
 /// # Errors
 /// [`Error::NoMemory`].
@@ -364,7 +364,7 @@ fn settle_tie<E: Element>(
     let eps = constraints.eps;
     let visible = found.split.kept + found.split.dropped;
     let dropped = certified_sums::equal_weights_droppable(visible as u64, eps) as usize;
-    // Not below `min_keep`, and not above `max_keep`, which a row that loses more than it should has met.
+    // Not below `min_keep`. `max_keep` is met already by a row over its budget.
     let fits = visible - dropped >= constraints.min_keep.max(1) && dropped >= found.split.dropped;
     if dropped == 0 || !fits || !certified_sums::is_share(dropped as u64, visible as u64, eps) {
         return Ok(());
@@ -383,7 +383,7 @@ fn settle_tie<E: Element>(
     let entries = competing.chain(kept.map(|score| (score.into(), true)));
     if leaves_exactly(eps, (dropped, visible), entries)? {
         let split = SplitSums { tail: eps, dropped, head: 1.0 - eps, kept: visible - dropped };
-        // A key less would lose more than exactly the budget.
+        // One key less would lose more than the budget.
         let worst = ranked.get(dropped).copied();
         *found = Boundary { split, worst, minimal: true, exact: true };
     }

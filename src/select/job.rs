@@ -1,4 +1,4 @@
-//! One call of a selection: its arguments, judged, and what every way of deciding a row asks of them.
+//! Arguments of one selection call, checked, with the services that every search needs.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::numerics::certified_sums::ErrorBound;
 use crate::rows::{PerRow, Scores, Stored, for_dtype};
 use crate::runtime::memory::{room, within_limit};
 
-/// One call's arguments.
+/// Arguments of one call.
 #[derive(Clone, Copy)]
 pub(crate) struct SelectJob<'a> {
     pub(crate) scores: &'a Scores<'a>,
@@ -21,7 +21,7 @@ pub(crate) struct SelectJob<'a> {
 }
 
 impl<'a> SelectJob<'a> {
-    /// Judges what does not depend on a row's content.
+    /// Checks everything that does not depend on a row's content.
     pub(super) fn new(
         scores: &'a Scores<'a>,
         eps: &'a [f64],
@@ -38,7 +38,7 @@ impl<'a> SelectJob<'a> {
 }
 
 impl SelectJob<'_> {
-    /// The next row's scores and the room behind the positions listed so far, if a row is not too long for a cache.
+    /// Returns the next row's scores and the free space behind the listed positions, for rows that fit a cache.
     pub(super) fn prefetch(&self, row: usize, out: &[u32]) -> Option<Prefetch> {
         const MOST: usize = 1 << 20;
         let row = (row + 1).min(self.scores.rows() - 1);
@@ -49,8 +49,8 @@ impl SelectJob<'_> {
         })
     }
 
-    /// Makes room for the positions of a row, and if that takes new memory for as many rows as are still to come: memory
-    /// touched for the first time costs more than what is written to it.
+    /// Makes room for the positions of a row. If that needs new memory, makes room for the remaining rows as well: the
+    /// first touch of memory costs more than the writes.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
@@ -60,9 +60,9 @@ impl SelectJob<'_> {
         row: usize,
         out: &mut Vec<u32>,
     ) -> Result<(), Error> {
-        /// So many rows have room for all that they might keep, as one row has.
+        /// Number of rows for which room is made for every key.
         const FEW: usize = 16;
-        /// Positions that are asked for on the word of a few rows.
+        /// Positions reserved on the evidence of a few rows.
         const MODEST: usize = 1 << 22;
         let n = self.scores.span(row).prefix + LANES;
         if out.capacity() - out.len() < n {
@@ -71,9 +71,9 @@ impl SelectJob<'_> {
             let more = if left <= FEW {
                 all
             } else {
-                // A list that is moved when it is nearly whole costs as much as half of what was written: something is
-                // added to what rows like the last ones would need, the more the fewer they are. Not everything at
-                // once: the first rows may be denser than the rest.
+                // Moving a nearly complete list costs as much as half of the writes. So the estimate from the last rows
+                // gets a margin, larger for fewer rows. It is not reserved at once: the first rows may be denser than
+                // the rest.
                 let so_far = done.max(1) as f64;
                 let like_so_far = out.len() as f64 / so_far * left as f64;
                 #[allow(clippy::cast_sign_loss)] // of a product of lengths
@@ -81,7 +81,7 @@ impl SelectJob<'_> {
                 more.min((8 * out.len()).max(MODEST)).max(out.len() / 2).min(all)
             };
             let bytes = (out.len() + more + n).saturating_mul(size_of::<u32>());
-            // A limit may leave room for this row where it leaves none for those to come.
+            // A limit may leave room for this row, though not for the later ones.
             if !within_limit(bytes) || out.try_reserve_exact(more + n).is_err() {
                 room("scores", out, n)?;
             }
@@ -94,7 +94,7 @@ impl SelectJob<'_> {
         self.eps.of(row)
     }
 
-    /// What a row of `n` scores without special wishes must satisfy.
+    /// Returns the constraints of a row of `n` scores under default options.
     pub(crate) fn plain_constraints(&self, row: usize, n: usize) -> Constraints {
         let radius = self.scores.row_radius(row);
         let slack = match self.scores.data {

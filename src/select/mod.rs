@@ -1,8 +1,7 @@
 //! Certified selection: the smallest set of a row whose dropped mass is proven to be within a budget.
 //!
-//! `search_row` finds it for one row, `search_blocks` for whole blocks of keys, `search_batch` for short rows at a time; `batch` hands rows to
-//! threads, `decide` decides one; `certify` judges a set
-//! that somebody else chose.
+//! `search_row` finds the set of one row, `search_blocks` whole blocks of keys, `search_batch` several short rows at a
+//! time. `batch` distributes rows over threads, `decide` decides one row, and `certify` checks sets given by a caller.
 
 mod again;
 mod batch;
@@ -39,7 +38,8 @@ pub(crate) use weights::{HIDDEN, RowWeights, see_row, weigh_row};
 use crate::error::Error;
 use crate::kernels::Simd;
 
-/// The name of the instruction-set level in force: "portable", "avx2", "avx512" or "neon". Results do not depend on it.
+/// Returns the name of the instruction-set level in force: "portable", "avx2", "avx512" or "neon". Results do not
+/// depend on it.
 ///
 /// ```
 /// assert!(["portable", "avx2", "avx512", "neon"].contains(&certk_rs::simd_level()?));
@@ -52,7 +52,7 @@ pub fn simd_level() -> Result<&'static str, Error> {
     Ok(Simd::current()?.name())
 }
 
-/// Forces an instruction-set level for the whole process; `None` goes back to `CERTK_LEVEL` or the best available.
+/// Forces an instruction-set level for the whole process; `None` returns to `CERTK_LEVEL` or the best available.
 ///
 /// ```
 /// certk_rs::force_simd_level(Some("portable"))?;

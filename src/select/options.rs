@@ -1,9 +1,9 @@
-//! What a caller may ask of a selection, beside the budget.
+//! Options of a selection beside the budget.
 
 use crate::error::Error;
 use crate::rows::Scores;
 
-/// An upper limit on how many keys of a row are kept.
+/// Upper limit on the number of keys kept in a row.
 ///
 /// ```
 /// use certk_rs::{MaxKeep, Options, Scores, Status, select};
@@ -17,13 +17,13 @@ use crate::rows::Scores;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum MaxKeep {
-    /// That many keys.
+    /// Number of keys.
     Count(usize),
-    /// That fraction of the row's visible keys, in (0, 1], rounded down, at least one.
+    /// Fraction of the row's visible keys, in (0, 1], rounded down, at least one key.
     Fraction(f64),
 }
 
-/// Declares an option in one place: what it says, its type, its default, and what its builder takes.
+/// Declares each option in one place: documentation, type, default, and the argument of its builder.
 macro_rules! options {
     ($(#[$of:meta])* of: $($(#[$doc:meta])* $name:ident($taken:ty): $kept:ty = $default:expr;)*) => {
         $(#[$of])*
@@ -40,7 +40,7 @@ macro_rules! options {
         }
 
         impl Options {
-            /// The defaults.
+            /// Returns the defaults.
             #[must_use]
             pub fn new() -> Self {
                 Self::default()
@@ -59,7 +59,7 @@ macro_rules! options {
 }
 
 options! {
-    /// Options of a selection; the defaults ask for the plain minimal set on all available threads.
+    /// Options of a selection. The defaults select the smallest set on all available threads.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -71,10 +71,10 @@ options! {
     /// ```
     of:
 
-    /// Keeps at least that many keys of a row (all of a shorter one), the forced ones counted; more than `max_keep` allows is
-    /// an error.
+    /// Keeps at least that many keys of a row, forced ones included (all keys of a shorter row). A number above
+    /// `max_keep` is an error.
     min_keep(usize): usize = 1;
-    /// Keeps at most so many keys; a row that would need more is reported as over budget.
+    /// Keeps at most that many keys; a row that would need more is reported as over budget.
     max_keep(impl Into<Option<MaxKeep>>): Option<MaxKeep> = None;
     /// Always keeps the first visible keys of a row, masked ones not counted.
     keep_first(usize): usize = 0;
@@ -84,13 +84,13 @@ options! {
     block_size(usize): usize = 1;
     /// Decides rows again in f64 where the fast arithmetic leaves open whether the set is the smallest.
     prove_minimal(bool): bool = false;
-    /// The most threads that a call uses, the caller included; `None` means all that are available, and the caller alone if it
-    /// is a worker of a rayon pool. Results do not depend on it.
+    /// Limits the threads of a call, the caller included. `None` means all that are available, but the caller alone on
+    /// a worker of a rayon pool. Results do not depend on it.
     threads(impl Into<Option<usize>>): Option<usize> = None;
 }
 
 impl Options {
-    /// Judges the options that do not depend on a row.
+    /// Checks the options that do not depend on a row.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let bad =
             |argument, value: String, problem| Err(Error::Option { argument, value, problem });
@@ -112,7 +112,7 @@ impl Options {
     }
 }
 
-/// How many keys of a row with `visible` unmasked ones may be kept, when `forced` are kept in any case.
+/// Returns the number of keys of a row that may be kept, given its `visible` unmasked and `forced` keys.
 ///
 /// # Errors
 /// [`Error::ForcedOverMax`], [`Error::MinOverMax`].

@@ -1,31 +1,31 @@
-//! What is known of a row on both sides of a bracket.
+//! Sums of a row on both sides of a bracket.
 
 use crate::kernels::{PartitionSums, Scalar};
 use crate::numerics::certified_sums::SplitSums;
 
-/// What is known outside the bracket, and of it as a whole.
+/// Sums and counts on both sides of a bracket, and the mass inside.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Partition<S> {
     pub(super) below: f64,
     pub(super) dropped: usize,
-    /// What the bracket weighs.
+    /// Mass inside the bracket.
     pub(super) within: f64,
     pub(super) above: f64,
     pub(super) kept: usize,
-    /// Keys from here on lie above the bracket.
+    /// Keys at or above this lie above the bracket.
     pub(super) edge: S,
 }
 
 impl<S: Scalar> Partition<S> {
-    /// The worst member of a set that keeps nothing of the bracket, if it keeps any competing key.
+    /// Returns the worst member of a set that keeps no key of the bracket, if it keeps a competing key.
     pub(super) fn boundary(&self) -> Option<(S, u32)> {
         (self.edge < S::INFINITY).then_some((self.edge, u32::MAX))
     }
 
-    /// Takes note of how a bracket of `len` keys was narrowed.
+    /// Records that a bracket of `len` keys was narrowed.
     pub(super) fn narrow(&mut self, len: usize, sides: &PartitionSums, end: S) {
         self.below += sides.below;
-        // Fewer than none only if another thread writes to the row meanwhile, which `Decide` finds out.
+        // Negative only if another thread writes to the row meanwhile, which `Decide` detects.
         self.dropped += len.saturating_sub(sides.inside + sides.count_above);
         self.within = sides.within;
         self.above += sides.above;
@@ -49,7 +49,7 @@ impl<S: Scalar> Partition<S> {
     }
 }
 
-/// The exact mass of a row, and of its keys below an edge.
+/// Exact mass of a row, and of its keys below an edge.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Known<S> {
     pub(super) edge: S,

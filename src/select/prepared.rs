@@ -1,4 +1,4 @@
-//! A row made ready for the passes: copied, masked, judged, with the law of its weights and the slack of its sums.
+//! Rows prepared for the passes: copied, masked and checked, with their weight function and slack.
 
 use super::scratch::{PerDtype, Workspace, grow, padded, padded_for};
 use super::weight_fn::{InvertibleWeightFn, is_near};
@@ -11,31 +11,31 @@ use crate::rows::{Kind, Scores, Stored, StoredMask, WeightKind, WideScores, for_
 use crate::runtime::ambient;
 use crate::runtime::threads;
 
-/// One row, prepared.
+/// A prepared row.
 pub(crate) struct Prepared<'a, E: Element> {
-    /// Larger is better; masked entries are -inf, and whole groups of lanes are filled up with such.
+    /// Scores, larger is better. Masked entries are -inf, and so is the padding to whole groups of lanes.
     pub(crate) scores: RowScores<'a, E>,
-    /// Where the scores come from in the row, if they are only the ones that a mask admits.
+    /// Positions of the scores in the row, if only those that a mask admits are present.
     pub(crate) positions: Option<&'a [u32]>,
     pub(crate) largest: E::Scalar,
-    /// About what the keys weigh, the largest weighing 1, if that is known.
+    /// Approximate mass of the keys relative to the largest, if known.
     pub(crate) rough: Option<f64>,
-    /// What is worth fetching while this row is worked on.
+    /// Memory worth prefetching during this row.
     pub(crate) prefetch: Option<Prefetch>,
-    /// No key is smaller; -inf if that is not known.
+    /// Lower bound on every key; -inf if unknown.
     pub(crate) smallest: E::Scalar,
-    /// Unmasked keys.
+    /// Number of unmasked keys.
     pub(crate) visible: usize,
     pub(crate) slack: ErrorBound,
-    /// The slack of sums in f64, if those of this row are in f32.
+    /// Slack of f64 sums, if the sums of this row are in f32.
     pub(crate) finer: Option<ErrorBound>,
-    /// Whether equal scores have exactly equal real weights.
+    /// `true` if equal scores have exactly equal real weights.
     pub(crate) exact_ties: bool,
-    /// Whether scores are weights, whose sums can be compared exactly.
+    /// `true` if scores are weights, whose sums can be compared exactly.
     pub(crate) weights: bool,
 }
 
-/// Keys in scratch, or where they are stored.
+/// Scores copied to scratch, or borrowed from the input.
 pub(crate) enum RowScores<'a, E> {
     Copied(&'a mut [E]),
     Lent(&'a [E]),
@@ -49,7 +49,7 @@ impl<'a, E> RowScores<'a, E> {
         }
     }
 
-    /// To be written to.
+    /// Returns the copy, for writing.
     pub(crate) fn copied(self) -> &'a mut [E] {
         match self {
             RowScores::Copied(scores) => scores,
@@ -58,14 +58,14 @@ impl<'a, E> RowScores<'a, E> {
     }
 }
 
-/// What is done with a prepared row, whatever it is stored in.
+/// Work on a prepared row, generic over its element type.
 pub(crate) trait Visitor {
     type Output;
 
-    /// Whether it searches the row, and of a masked one gets only the scores that the mask admits.
+    /// Returns `true` if the visitor searches the row. Of a masked row it then gets only the admitted scores.
     fn searches(&self) -> bool;
 
-    /// Whether it writes to the row.
+    /// Returns `true` if the visitor writes to the row.
     fn changes(&self) -> bool {
         false
     }
@@ -80,23 +80,23 @@ pub(crate) trait Visitor {
         E::Scalar: Element<Scalar = E::Scalar>;
 }
 
-/// Which row, and how it is read.
+/// A row and the way to read it.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
     pub(crate) scores: &'a Scores<'a>,
     pub(crate) row: usize,
     pub(crate) simd: Simd,
-    /// How many threads its chunks are shared out over.
+    /// Number of threads that share the chunks.
     pub(crate) threads: usize,
-    /// Whether it is copied before anything else, and so seen at one moment, whoever writes to it meanwhile.
+    /// `true` to copy the row first, so that concurrent writes to it have no effect later.
     pub(crate) copied: bool,
-    /// What is worth fetching while this row is worked on.
+    /// Memory worth prefetching during this row.
     pub(crate) prefetch: Option<Prefetch>,
 }
 
 impl Source<'_> {
-    /// Whether the row can be decided in the precision of its own dtype. If its mask is additive but only masks, what it
-    /// admits is left in the workspace for [`Source::native`].
+    /// Returns `true` if the row can be decided in the precision of its own dtype. The admitted entries of an additive
+    /// mask that adds no bias are left in the workspace for [`Source::native`].
     ///
     /// # Errors
     /// [`Error::NoMemory`].
@@ -108,12 +108,12 @@ impl Source<'_> {
                 || scores.only_masks(self.row, &mut workspace.admitted)?))
     }
 
-    /// Whether that precision is f32, so that f64 could decide more.
+    /// Returns `true` if that precision is f32, so that f64 could decide more.
     pub(crate) fn is_single(&self) -> bool {
         !matches!(self.scores.data, Stored::F64(_))
     }
 
-    /// Lists the scores that the mask of the row admits, and their positions; false if that is not all the mask does.
+    /// Lists the admitted scores and their positions. Returns `false` if the mask adds a bias.
     pub(crate) fn compact<E: Element>(
         &self,
         from: &[E],
@@ -131,8 +131,8 @@ impl Source<'_> {
         Ok(true)
     }
 
-    /// A byte per visible entry of a plain row that says whether its mask admits it, `None` without a mask. Those of an
-    /// additive mask are what [`Source::is_plain`] has left in the workspace.
+    /// Returns a byte per visible entry of a plain row, non-zero if its mask admits it; `None` without a mask. The
+    /// bytes of an additive mask are those that [`Source::is_plain`] left in the workspace.
     fn allowed<'b>(&'b self, admitted: &'b [u8]) -> Option<&'b [u8]> {
         let prefix = self.scores.span(self.row).prefix;
         match &self.scores.mask {
@@ -171,7 +171,7 @@ impl Source<'_> {
         result
     }
 
-    /// A row without a mask.
+    /// Prepares a row without a mask.
     fn whole<E: PerDtype, V: Visitor>(
         &self,
         from: &[E],
@@ -200,7 +200,7 @@ impl Source<'_> {
         result
     }
 
-    /// A row with a byte per entry that says whether it may be kept.
+    /// Prepares a row with an admission byte per entry.
     fn masked<E: PerDtype, V: Visitor>(
         &self,
         from: &[E],
@@ -249,7 +249,7 @@ impl Source<'_> {
         result
     }
 
-    /// Hands over a row of which `len` entries were surveyed, and maybe roughly weighed.
+    /// Hands a row to the visitor, after a survey of its first `len` entries and perhaps a rough weighing.
     fn surveyed<E: PerDtype, V: Visitor>(
         &self,
         (scores, len, rough): (RowScores<'_, E>, usize, Option<f64>),
@@ -263,7 +263,7 @@ impl Source<'_> {
     {
         let Survey { largest, smallest, nan } = survey;
         if nan || largest == E::Scalar::INFINITY {
-            // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
+            // The check names the place. If it finds nothing, the buffer changed meanwhile, and nothing is certified.
             let place = self.scores.place(self.row, None);
             return Err(self.scores.judge(self.row).err().unwrap_or(Error::Changed { place }));
         }
@@ -332,7 +332,7 @@ impl Source<'_> {
         result
     }
 
-    /// Copies the visible part of a row into padded scratch and looks over it.
+    /// Copies the visible part of a row into padded scratch and surveys it.
     fn survey<E: Element>(
         &self,
         from: &[E],
@@ -354,18 +354,18 @@ impl Source<'_> {
         Ok(joined.unwrap_or_else(|| self.simd.survey(None, 0, scores)))
     }
 
-    /// Looks over the visible part of a row, whole groups, where it is. If that is worth it, the row is weighed roughly at
-    /// the same time, against the largest of a few scores.
+    /// Surveys the visible part of a row in place, in whole groups. Long rows are roughly weighed at the same time,
+    /// against the largest of a few scores.
     fn scan<E: Element>(
         &self,
         from: &[E],
         weigh: bool,
     ) -> Result<(Survey<E::Scalar>, Option<f64>), Error> {
-        /// Shorter rows are weighed whole.
+        /// Length from which a row is weighed roughly; shorter rows are weighed whole.
         const LONG: usize = 2048;
-        /// Where scores differ by less, a sample will do.
+        /// Spread of scores up to which a sample will do.
         const FLAT: f64 = 7.0;
-        /// What may be weighed in f32 against a shift so far below.
+        /// Largest distance above the shift at which scores are weighed in f32.
         const HIGHEST: f64 = 60.0;
         let scale = self.scores.scale;
         let (mut shift, mut least) = (E::Scalar::NEG_INFINITY, E::Scalar::INFINITY);
@@ -400,7 +400,7 @@ impl Source<'_> {
     }
 }
 
-/// Hands over a row whose weights are `exp(scale * score)`.
+/// Hands a row whose weights are `exp(scale * score)` to the visitor.
 fn exponential<E: PerDtype, V: Visitor>(
     row: Prepared<'_, E>,
     scale: f64,

@@ -1,4 +1,4 @@
-//! Scratch that is reused from row to row, so that a warm call allocates nothing per row.
+//! Scratch reused from row to row, so that a warm call allocates nothing per row.
 
 use half::{bf16, f16};
 
@@ -8,9 +8,9 @@ use crate::runtime::memory::room;
 use crate::runtime::recycled::held;
 use crate::runtime::workspace::Scratch;
 
-/// Scratch for one thread. A row needs a copy of its scores (in its own dtype, and in f64 where a row is
-/// decided in f64), and scores and weights of the search's bracket, which is usually a small part of it. Where it is all of the
-/// row, in f64 after f32, that comes to about 80 bytes per key.
+/// Scratch of one thread. A row needs a copy of its scores (in its own dtype, and in f64 if it is decided in f64), and
+/// the scores and weights of the search bracket, usually a small part of the row. If the bracket is the whole row, in
+/// f64 after f32, that is about 80 bytes per key.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     pub(crate) f32: Vec<f32>,
@@ -18,9 +18,9 @@ pub(crate) struct Workspace {
     pub(crate) f16: Vec<f16>,
     pub(crate) bf16: Vec<bf16>,
     pub(crate) keep: Vec<u8>,
-    /// What an additive mask admits.
+    /// Bytes of the entries that an additive mask admits.
     pub(crate) admitted: Vec<u8>,
-    /// Where the scores of a masked row come from.
+    /// Positions of the scores of a masked row.
     pub(crate) positions: Vec<u32>,
     pub(crate) scratch32: SearchScratch<f32>,
     pub(crate) scratch64: SearchScratch<f64>,
@@ -34,7 +34,7 @@ pub(crate) struct Workspace {
     shortb16: ShortRowsScratch<bf16, f32>,
 }
 
-/// Positions that are kept in any case, ascending.
+/// Forced positions, ascending.
 #[derive(Debug, Default)]
 pub(crate) struct Forced {
     pub(crate) first: Vec<u32>,
@@ -87,9 +87,9 @@ impl Scratch for Workspace {
 #[derive(Debug, Default)]
 pub(crate) struct SearchScratch<S> {
     pub(super) bracket: Bracket<S>,
-    /// The scores that equal a candidate for the boundary.
+    /// Scores that equal a candidate for the boundary.
     pub(super) equal: Bracket<S>,
-    /// Brackets of the parts of a row that is shared out.
+    /// Brackets of the chunks of a row on several threads.
     pub(super) parts: Vec<Bracket<S>>,
     /// Keys and weights of a short row or a sample.
     pub(super) scores: Vec<S>,
@@ -139,7 +139,7 @@ impl<E: Element> ShortRowsScratch<E, E::Scalar> {
     }
 }
 
-/// Makes room for what [`padded`] and [`padded_for`] make of a buffer, which cannot tell that there is none.
+/// Makes room for [`padded`] and [`padded_for`], which cannot report an error.
 ///
 /// # Errors
 /// [`Error::NoMemory`].
@@ -151,13 +151,13 @@ pub(crate) fn grow<T>(buffer: &mut Vec<T>, len: usize) -> Result<(), Error> {
 const LINE: usize = 64;
 const PAGE: usize = 4096;
 
-/// Whole groups of lanes for at least `len` items, starting at a cache line, with whatever content they have.
+/// Returns whole groups of lanes for at least `len` items, aligned to a cache line, with unspecified content.
 pub(crate) fn padded<T: Copy>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
     padded_for(&[], buffer, len, fill)
 }
 
-/// The same for a copy of `from`: half a page away from it within a page. Stores that agree with later loads in the
-/// lower twelve bits of their addresses hold those loads up.
+/// Returns the same for a copy of `from`, half a page away from it within a page. Stores whose addresses agree with
+/// later loads in the lower twelve bits delay those loads.
 pub(crate) fn padded_for<'a, T: Copy>(
     from: &[T],
     buffer: &'a mut Vec<T>,
@@ -180,7 +180,7 @@ pub(crate) fn padded_for<'a, T: Copy>(
     &mut buffer[skip..skip + room]
 }
 
-/// The scratch buffers of an element type.
+/// Scratch buffers of an element type.
 pub(crate) trait PerDtype: InDouble {
     fn scores(workspace: &mut Workspace) -> &mut Vec<Self>;
     fn scratch(workspace: &mut Workspace) -> &mut SearchScratch<Self::Scalar>;

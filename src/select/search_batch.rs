@@ -22,18 +22,18 @@ use crate::numerics::certified_sums::{ErrorBound, SplitSums};
 use crate::rows::{Kind, for_dtype};
 use crate::runtime::ambient;
 
-/// Rows up to this length are decided here, if nothing is special about them.
+/// Longest row decided here.
 const LONGEST: usize = 4096;
-/// Entries of a batch: what it works on stays in the first-level cache.
+/// Entries of a batch: its data stays in the first-level cache.
 const ENTRIES: usize = 2048;
 
-/// Whether the options allow it: masses alone decide, and the whole row competes.
+/// Returns `true` if the options allow it: masses alone decide, and the whole row competes.
 pub(crate) fn applies(job: &SelectJob<'_>) -> bool {
     let scores = job.scores;
-    // One by one, so that an option that is added does not compile before somebody has decided here.
+    // Named one by one, so that a new option does not compile before it is decided here.
     let &Options { min_keep, max_keep, keep_first, keep_last, block_size, prove_minimal, threads } =
         job.options;
-    // Rows that are left open are decided again one by one; threads were given out before.
+    // Rows left open are decided again one by one; threads were assigned before.
     let _ = (prove_minimal, threads);
     scores.kind != Kind::Probs
         && scores.scale > 0.0
@@ -44,10 +44,10 @@ pub(crate) fn applies(job: &SelectJob<'_>) -> bool {
         && max_keep.is_none()
 }
 
-/// Decides rows one after the other, short ones in batches.
+/// Decides rows in order, short ones in batches.
 ///
 /// # Errors
-/// Whatever is wrong with the first bad row.
+/// The error of the first bad row.
 pub(crate) fn rows(
     job: &SelectJob<'_>,
     rows: Range<usize>,
@@ -103,7 +103,7 @@ where
             result = Err(error);
             break;
         }
-        // As many rows of one budget as fit; another ends the batch and goes its own way.
+        // As many rows of one budget as fit. A row with another budget ends the batch and is decided alone.
         let mut batch: [&[E]; BATCH] = [&[]; BATCH];
         let (mut lengths, mut count, mut longest) = ([0; BATCH], 0, 0);
         while count < BATCH && next + count < end {
@@ -170,7 +170,7 @@ where
     result
 }
 
-/// Decides the rows of a batch, the first of which has a number.
+/// Decides the rows of a batch, from row number `first`.
 fn decide_batch<E: PerDtype, M: WeightFnOf<E::Scalar, Weights: InvertibleWeightFn<E::Scalar>>>(
     job: &SelectJob<'_>,
     plan: &Plan,
@@ -259,28 +259,28 @@ where
     result
 }
 
-/// The decision, if the edge, which has this weight, is the boundary.
+/// Returns the decision if the edge, which has this weight, is the boundary.
 fn decide(constraints: &Constraints, n: usize, sums: &KeptSums, weight: f64) -> Option<Decision> {
     let kept = sums.kept;
-    // A tail that was flushed whole may be no tail at all.
+    // A tail that was flushed to zero may have mass.
     if sums.below == 0.0 && kept < n {
         return None;
     }
     let head = sums.above + weight;
     let with = SplitSums { tail: sums.below, dropped: n - kept, head, kept };
-    // One key less, and both heads are sums: the general search would say the same of them.
+    // With one key less, both heads are still sums: the general search would decide the same.
     let (tail, dropped) = (sums.below + weight, n - kept + 1);
     let without = SplitSums { tail, dropped, head: sums.above, kept: kept - 1 };
     let minimal = kept == 1 || constraints.refutes(&without);
     if !minimal && constraints.accepts(&without) {
-        // Not the boundary: the general search knows.
+        // Not the boundary: left to the general search.
         return None;
     }
     let decision = Decision::new(&with, minimal, false, constraints);
     (decision.status == Status::Certified).then_some(decision)
 }
 
-/// The decision in f64, and the positions kept, of a row that f32 leaves open at a score.
+/// Returns the f64 decision, and the positions kept, of a row that f32 leaves open at a score.
 fn decide_again<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
     candidates: &Candidates<'_, E>,
     weight_fn: W,
@@ -294,12 +294,12 @@ fn decide_again<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
     let mark = out.len();
     let list = positions.listed();
     emit((candidates.simd, 1), candidates.scores, (list, 0), boundary, out)?;
-    // The general search knows what to do with a row that another thread writes to.
+    // The general search handles a row that another thread writes to.
     let decision = Decision::new(&found.split, found.minimal, found.exact, constraints);
     Ok((out.len() - mark == decision.kept).then_some(decision))
 }
 
-/// The decision, and the positions kept, if the boundary is among the scores that equal the edge.
+/// Returns the decision, and the positions kept, if the boundary is among the scores equal to the edge.
 fn decide_ties<E: Element>(
     simd: Simd,
     constraints: &Constraints,
@@ -310,13 +310,13 @@ fn decide_ties<E: Element>(
 ) -> Option<Decision> {
     let sums = simd.sum_around_ties(scores, weights, edge.score);
     let (ties, weight): (usize, f64) = (edge.ties, edge.weight.into());
-    // Equal rows are decided by integers, and a tail that was flushed whole may be none: the general search knows.
+    // Rows of equal scores are decided in integers, and a flushed tail may have mass: left to the general search.
     if ties == n || (sums.below == 0.0 && sums.count_below > scores.len() - n) {
         return None;
     }
     let at = |kept: usize| SplitSums {
         tail: sums.below + weight * (ties - kept) as f64,
-        // Fewer than none only if another thread writes to the row meanwhile.
+        // Negative only if another thread writes to the row meanwhile.
         dropped: n.saturating_sub(sums.count_above + kept),
         head: sums.above + weight * kept as f64,
         kept: sums.count_above + kept,
@@ -334,11 +334,11 @@ fn decide_ties<E: Element>(
     let minimal = split.kept == 1 || constraints.refutes(&at(enough - 1));
     let mark = out.len();
     emit((simd, 1), scores, (positions.listed(), 0), (edge.score, last), out).ok()?;
-    // The general search knows what to do with a row that another thread writes to.
+    // The general search handles a row that another thread writes to.
     (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, constraints))
 }
 
-/// What rows of one budget and one radius share.
+/// Data shared by rows of one budget and one radius.
 struct Plan {
     constraints: Constraints,
     radius: f64,

@@ -1,4 +1,4 @@
-//! The fewest whole blocks of a row, ranked by their mass.
+//! Search for the fewest whole blocks of a row, ranked by their mass.
 
 use super::candidates::Candidates;
 use super::constraints::Constraints;
@@ -12,15 +12,15 @@ use crate::runtime::ambient::{self, PIECE, asked};
 use crate::runtime::memory::check_memory;
 use crate::runtime::reused::{Reused, filled_again};
 
-/// The blocks chosen.
+/// Selected blocks.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub(crate) split: SplitSums,
     pub(crate) minimal: bool,
-    /// Whether the tail mass is exactly the budget.
+    /// `true` if the tail mass is exactly the budget.
     pub(crate) exact: bool,
     pub(crate) slack: ErrorBound,
-    /// One entry per block of the row.
+    /// A flag per block of the row.
     pub(crate) kept: Reused<bool>,
 }
 
@@ -31,8 +31,8 @@ struct BlockMass {
     visible: usize,
 }
 
-/// Adds blocks, best first, until the rule accepts or the next one would exceed `max_keep`. Blocks with a forced position
-/// are kept in any case. `candidates` holds all keys of the row, forced ones included.
+/// Adds blocks, best first, until the rule accepts or the next one would exceed `max_keep`. Blocks with a forced
+/// position are always kept. `candidates` holds all keys of the row, forced ones included.
 ///
 /// # Errors
 /// [`Error::ForcedOverMax`], [`Error::BlockOverMax`], [`Error::MinOverMax`].
@@ -45,7 +45,7 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
     scores: &Scores<'_>,
     row: usize,
 ) -> Result<Blocks, Error> {
-    // Of each block itself, its tail's mass and a flag.
+    // Per block: the block, the mass of its tail, and a flag.
     let each = size_of::<BlockMass>() + size_of::<f64>() + 2;
     check_memory("scores", candidates.scores.len().div_ceil(block_size), each)?;
     let mut weights: Reused<E::Scalar> =
@@ -90,7 +90,7 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
     let all = count + blocks.iter().map(|block| block.visible).sum::<usize>();
     let limit = constraints.max_keep;
     let constraints = Constraints {
-        // Compensated sums of compensated sums: a few roundings, whatever the number of blocks.
+        // Compensated sums of compensated sums: a few roundings for any number of blocks.
         slack: constraints.slack.widened(8.0 * f64::EPSILON),
         max_keep: usize::MAX,
         min_keep: constraints.min_keep.min(all),

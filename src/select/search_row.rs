@@ -1,13 +1,17 @@
-//! The smallest certified set of one row, found without sorting it.
+//! Search for the smallest certified set of one row, without a sort.
 //!
 //! The boundary between kept and dropped keys is enclosed in a bracket `[lo, hi)` of scores: dropping everything below
-//! `lo` is within the budget, dropping everything below `hi` is not. A sample, measured against a rough mass of the row,
-//! proposes the first bracket (a short row is weighed whole instead), one pass over the row sums both sides of it and
-//! collects what lies inside, eight pivots a round shrink it, and the last few scores are compared pair by pair. Sums
-//! that only show the way may be rough; every sum that a decision ends with is a direct sum of weights, never a difference.
+//! `lo` is within the budget, dropping everything below `hi` is not.
 //!
-//! The passes see a row in chunks with fixed edges whose sums meet in f64 in order, so it makes no difference to the
-//! bits whether one thread walks the chunks or many share them.
+//! 1. A sample, measured against a rough mass of the row, proposes the first bracket. A short row is weighed whole.
+//! 2. One pass over the row sums both sides of the bracket and collects the keys inside.
+//! 3. Eight pivots a round shrink the bracket.
+//! 4. The last few scores are compared pair by pair.
+//!
+//! Intermediate sums may be rough. The sums behind a final decision are direct sums of weights, never differences.
+//!
+//! The passes read a row in chunks with fixed edges, and add their sums in f64 in order. So the number of threads does
+//! not change the bits.
 
 use super::candidates::{Boundary, Candidates};
 use super::constraints::Constraints;
@@ -23,17 +27,17 @@ use crate::kernels::{
 use crate::numerics::certified_sums::{self, CHUNK, SplitSums};
 use crate::numerics::order::Ordered;
 
-/// Rows up to this length are weighed whole, once.
+/// Length up to which rows are weighed whole, once.
 const SHORT: usize = 1024;
-/// Keys that propose the first bracket of a longer row, at least and at most.
+/// Least and most sampled keys that propose the first bracket of a longer row.
 const SAMPLE: (usize, usize) = (256, 4096);
 /// Rounds that narrow a bracket: an f64 has 64 bits, of which every third round at worst settles three.
 const ROUNDS: usize = 96;
-/// How often the search turns to the other side of a bracket.
+/// Number of times that the search may turn to the other side of a bracket.
 const TURNS: usize = 3;
-/// A sample's estimate of the mass is used as it is if its own deviation is below this.
+/// Relative deviation below which a sample's estimate of the mass is used directly.
 const TRUSTED: f64 = 0.09;
-/// By how much the rough mass of a row may be wrong, about.
+/// Approximate relative error of a row's rough mass.
 const ROUGH: f64 = 0.05;
 
 impl<E: Element> Candidates<'_, E> {
@@ -53,7 +57,7 @@ impl<E: Element> Candidates<'_, E> {
         self.search_from(weight_fn, constraints, None, scratch)
     }
 
-    /// The same where it is known about in which range the boundary lies.
+    /// Finds the set, given the approximate range of the boundary.
     ///
     /// # Errors
     /// As [`Candidates::search`].
@@ -76,7 +80,7 @@ impl<E: Element> Candidates<'_, E> {
             return Ok(Boundary { split, worst: boundary, minimal: true, exact: false });
         }
         if self.smallest == self.largest && self.forced.1 == 0 {
-            // One value: nothing to search for.
+            // A single value: nothing to search.
             let within = self.weight(weight_fn, self.largest) * self.visible as f64;
             let partition = Partition { within, ..self.nothing_outside() };
             if let Some(found) =
@@ -89,7 +93,7 @@ impl<E: Element> Candidates<'_, E> {
         if let Some(found) = self.descend(weight_fn, constraints, partition, scratch) {
             return Ok(found);
         }
-        // Rounding put the boundary out of the bracket after all: the whole row is the bracket.
+        // Rounding moved the boundary out of the bracket: the whole row is the bracket.
         let everything = (E::Scalar::LOWEST, E::Scalar::INFINITY);
         self.split(weight_fn, everything, scratch)?;
         let within = self.simd.weigh(&mut scratch.bracket, weight_fn);
@@ -128,8 +132,8 @@ impl<E: Element> Candidates<'_, E> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        // First around the place where the budget should end, then evenly in value, then among the floats, which
-        // always ends: but for a NaN that another thread wrote into the row meanwhile, hence the limit.
+        // Pivots lie first around the expected end of the budget, then evenly in value, then among the floats, which
+        // always ends. The limit guards against a NaN that another thread writes into the row meanwhile.
         let (mut stubborn, mut rounds) = (0, 0);
         while scratch.bracket.len() > RANKED {
             rounds += 1;
@@ -164,7 +168,7 @@ impl<E: Element> Candidates<'_, E> {
         self.resolve(weight_fn, constraints, &partition, scratch)
     }
 
-    /// The last pivot at which the rule still accepts, and the first at which it no longer does.
+    /// Returns the last pivot that the rule accepts, and the first that it does not.
     fn crossing(
         &self,
         constraints: &Constraints,
@@ -183,12 +187,12 @@ impl<E: Element> Candidates<'_, E> {
             let head = (partition.within - below).max(0.0);
             constraints.accepts(&partition.with(below, len - at_least, head, at_least))
         };
-        // Accepting is monotone.
+        // Acceptance is monotone.
         let first = (0..PIVOTS).filter(|&i| accepts(i)).count();
         around(pivots, first, (E::Scalar::LOWEST, E::Scalar::INFINITY))
     }
 
-    /// Fills the bracket and sums what lies outside it.
+    /// Fills the bracket and sums both sides of it.
     fn enclose<W: InvertibleWeightFn<E::Scalar>>(
         &self,
         weight_fn: W,
@@ -215,8 +219,8 @@ impl<E: Element> Candidates<'_, E> {
                 || constraints.accepts(&partition.with(0.0, 0, within, sides.inside));
             let high = range.1 == E::Scalar::INFINITY
                 || !constraints.accepts(&partition.with(within, sides.inside, 0.0, 0));
-            // Where the guess missed, the boundary is somewhere on the other side. Summed in another order it may be on
-            // this side after all, again and again, so turns are counted; the search finds out what they missed.
+            // After a wrong guess the boundary is on the other side. Summed in another order it may be on this side
+            // again, so turns are counted, and the search repairs a miss.
             let (side, edge, below) = match (low, high) {
                 (true, true) | (false, false) => return Ok(partition),
                 _ if self.scores.len() <= SHORT => {
@@ -230,7 +234,7 @@ impl<E: Element> Candidates<'_, E> {
             };
             range = side;
             if turn == 0 {
-                // Now it is known what the row weighs, and its tail up to one place.
+                // The row's mass is known now, and its tail up to one place.
                 let known = Known { edge, below, total: partition.total() };
                 let (lo, hi) = self.guess(weight_fn, constraints, Some(known), scratch)?;
                 let lo = if lo > side.0 { lo } else { side.0 };
@@ -278,7 +282,7 @@ impl<E: Element> Candidates<'_, E> {
         partition
     }
 
-    /// A key that is below the boundary where masses decide, or the smallest.
+    /// Returns a key below the boundary if masses decide, else the smallest key.
     fn deepest<W: InvertibleWeightFn<E::Scalar>>(
         &self,
         weight_fn: W,
@@ -289,7 +293,7 @@ impl<E: Element> Candidates<'_, E> {
         if score > E::Scalar::LOWEST { score } else { E::Scalar::LOWEST }
     }
 
-    /// A bracket proposed by a strided sample, whose tail sums are measured against the whole row's mass.
+    /// Returns a bracket proposed by a strided sample, with its tail sums measured against the mass of the whole row.
     fn guess<W: InvertibleWeightFn<E::Scalar>>(
         &self,
         weight_fn: W,
@@ -314,17 +318,17 @@ impl<E: Element> Candidates<'_, E> {
         let seen = self.simd.weights(scores, weight_fn, weights);
         let mut factor = n as f64 / size as f64;
         let (mass, trust) = if let Some(Known { edge, below, total }) = known {
-            // The sample is stretched to what is known.
+            // Scale the sample to the known sums.
             let sampled = self.simd.pivot_sums(scores, weights, &[edge; PIVOTS], false).below[0];
             if sampled > 0.0 && below > 0.0 {
                 factor = below / sampled;
             }
             (total, ROUGH)
         } else {
-            // A flat row is weighed well enough by the sample.
+            // The sample weighs a flat row well enough.
             let squares = self.simd.squares(weights);
             let deviation = (squares - seen * seen / size as f64).max(0.0).sqrt() / seen;
-            // One large key, which weighs 1, is easily missed.
+            // One large key, of weight 1, is easily missed.
             let flat = deviation < TRUSTED && TRUSTED * TRUSTED * seen * factor > 1.0;
             let (mass, trust) = if flat {
                 (seen * factor, 2.0 * deviation)
@@ -349,11 +353,11 @@ impl<E: Element> Candidates<'_, E> {
                 (lowest, &pivots, &sums),
             ));
         }
-        // A curve of the tail mass against the key, finer where it crosses the target.
+        // A curve of the tail mass against the score, finer where it crosses the target.
         let target = constraints.target(mass);
         let cross = (0..PIVOTS).filter(|&i| sums.below[i] * factor <= target).count();
         let (lo, hi) = around(&pivots, cross, (lowest, self.largest));
-        // Among the sampled scores there, so that a cluster is resolved, too.
+        // Pivots are sampled scores, so that a cluster is resolved as well.
         let (least, most) = self.simd.extent_within(scores, (lo, hi));
         let finer = if least < most { values_between(least, most) } else { values_between(lo, hi) };
         let fine = self.simd.pivot_sums(scores, weights, &finer, false);
@@ -364,7 +368,7 @@ impl<E: Element> Candidates<'_, E> {
             curve[cross + i + 1] = fine;
         }
         curve[2 * PIVOTS + 1] = (self.largest, seen);
-        // The relative deviation of a sum of weights none of which is above the pivot's.
+        // Relative deviation of a sum of weights, none of which is above the pivot's.
         let at =
             (1..curve.len()).find(|&i| curve[i].1 * factor > target).unwrap_or(curve.len() - 1);
         let share = self.weight(weight_fn, curve[at].0) / curve[at].1.max(f64::MIN_POSITIVE);
@@ -374,7 +378,7 @@ impl<E: Element> Candidates<'_, E> {
         Ok((low.unwrap_or(E::Scalar::LOWEST), high.unwrap_or(E::Scalar::INFINITY)))
     }
 
-    /// The same where numbers of keys decide, too.
+    /// Returns the bracket where numbers of keys decide as well.
     fn guess_counted(
         &self,
         constraints: &Constraints,
@@ -383,7 +387,7 @@ impl<E: Element> Candidates<'_, E> {
         factor: f64,
         (lowest, pivots, sums): (E::Scalar, &[E::Scalar; PIVOTS], &PivotSums),
     ) -> (E::Scalar, E::Scalar) {
-        // What the rule would say if the sample's tail, made larger or smaller by its own uncertainty, were the row's.
+        // The rule's answer if the row's tail were the sample's, scaled up or down by its own uncertainty.
         let accepts = |sums: &PivotSums, i: usize, sign: f64| {
             let (above, seen) = (sums.at_least[i] as f64, (scores.len() - sums.at_least[i]) as f64);
             let doubt = 1.0 + ROUGH + 4.0 / (seen + 1.0).sqrt();
@@ -406,7 +410,7 @@ impl<E: Element> Candidates<'_, E> {
         if low < high { (low, high) } else { (E::Scalar::LOWEST, E::Scalar::INFINITY) }
     }
 
-    /// The position that ends the first `kept` of the keys that equal `score`, all of which are `count`.
+    /// Returns the position that ends the first `kept` of the `count` keys equal to `score`.
     fn last_of(&self, score: E::Scalar, kept: usize, count: usize) -> u32 {
         if kept == count {
             return u32::MAX;
@@ -421,8 +425,8 @@ impl<E: Element> Candidates<'_, E> {
         u32::MAX
     }
 
-    /// All `count` keys of the bracket equal `score`: only their number matters, the later positions are dropped. `None` if
-    /// even all of them are too few, or none is needed though there are keys above.
+    /// Resolves a bracket whose `count` keys all equal `score`: only their number matters, the later positions are
+    /// dropped. `None` if even all of them are too few, or none is needed though there are keys above.
     fn resolve_ties<W: InvertibleWeightFn<E::Scalar>>(
         &self,
         weight_fn: W,
@@ -438,7 +442,7 @@ impl<E: Element> Candidates<'_, E> {
             let tail = weight * (count - kept) as f64;
             partition.with(tail, count - kept, weight * kept as f64, kept)
         };
-        // The real row consists of equal weights: integers decide.
+        // The row consists of equal weights: decided in integers.
         let exact = partition.dropped == 0 && partition.kept == 0 && constraints.exact_ties;
         let kept = if exact {
             let droppable =
@@ -474,7 +478,7 @@ impl<E: Element> Candidates<'_, E> {
         Some(Boundary { split, worst: boundary, minimal, exact: exact && holds })
     }
 
-    /// Finds the boundary among the few keys that are left. `None` if it is not there.
+    /// Finds the boundary among the few remaining keys. `None` if it is not there.
     fn resolve<W: InvertibleWeightFn<E::Scalar>>(
         &self,
         weight_fn: W,
@@ -492,7 +496,7 @@ impl<E: Element> Candidates<'_, E> {
         if score == E::Scalar::NEG_INFINITY || constraints.counts(self.all()) {
             score = self.simd.extent(bracket.padded(LANES).0).0;
         }
-        // From there up or down to where the exact rule changes its mind; few steps, if any.
+        // From there up or down until the exact rule's answer changes: few steps, if any.
         for _ in 0..=2 * len {
             if score == E::Scalar::INFINITY || len == 0 {
                 break;
@@ -504,7 +508,7 @@ impl<E: Element> Candidates<'_, E> {
             here.narrow(len, &sides, next);
             let (mass, count) = (sides.within, sides.inside);
             if !constraints.accepts(&here.with(0.0, 0, mass, count)) {
-                // Even the keys below this one are too much to drop.
+                // Dropping the keys below this one already loses too much.
                 let lower = bracket.scores().iter().copied().filter(|k| *k < score);
                 score = lower.reduce(|a, b| if b > a { b } else { a })?;
                 continue;
@@ -527,7 +531,7 @@ impl<E: Element> Candidates<'_, E> {
             let minimal = split.kept <= constraints.min_keep || constraints.refutes(&without);
             return Some(Boundary { split, worst: Some((score, u32::MAX)), minimal, exact: false });
         }
-        // Everything in the bracket can go. That is an answer only if nothing was ruled out above it.
+        // Every key of the bracket can be dropped. That is an answer only if nothing was ruled out above it.
         if partition.edge < E::Scalar::INFINITY {
             return None;
         }
@@ -546,7 +550,7 @@ impl<E: Element> Candidates<'_, E> {
     }
 }
 
-/// The smallest number that is enough, between one that is not and one that is.
+/// Returns the smallest number that is enough, between one that is not and one that is.
 pub(crate) fn fewest(
     (mut too_few, mut enough): (usize, usize),
     is: impl Fn(usize) -> bool,
@@ -562,7 +566,8 @@ pub(crate) fn fewest(
     enough
 }
 
-/// So far below the largest score, in natural-log units, all of `n` keys together weigh less than the budget.
+/// Returns a depth below the largest score, in natural-log units, beyond which `n` keys together weigh less than the
+/// budget.
 pub(crate) fn depth(n: usize, eps: f64) -> f64 {
     (n as f64 / eps.max(1e-300)).ln().clamp(1.0, 800.0) + 0.5
 }

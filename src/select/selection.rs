@@ -1,4 +1,4 @@
-//! What is kept of rows, and what is proven of it.
+//! Results of a selection: kept sets and their certificates.
 
 use std::ops::Range;
 
@@ -12,25 +12,25 @@ use crate::runtime::memory::room;
 use crate::runtime::recycled::{self, Recycled, held};
 use crate::runtime::threads;
 
-/// The sets kept, in compressed rows, with a certificate for each.
+/// Kept sets in compressed rows, with a certificate for each.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Selection {
-    /// Keys kept per row.
+    /// Number of keys kept, per row.
     pub k: Vec<i64>,
-    /// Row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
+    /// Offsets into `indices`: row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
     pub indptr: Vec<i64>,
-    /// Positions kept, ascending within a row.
+    /// Kept positions, ascending within a row.
     pub indices: Vec<u32>,
-    /// The real tail mass of a row is at most this.
+    /// Upper bound on the real tail mass, per row.
     pub tail_mass_upper: Vec<f64>,
-    /// The real tail mass of a row is at least this.
+    /// Lower bound on the real tail mass, per row.
     pub tail_mass_lower: Vec<f64>,
-    /// Whether no smaller set under the same constraints is within the budget, proven; with a block size, no set of fewer
-    /// blocks.
+    /// `true` where no smaller set under the same constraints is within the budget, proven; with a block size, no set
+    /// of fewer blocks.
     pub minimal: Vec<bool>,
-    /// Whether the row is within its budget.
+    /// Status of each row.
     pub status: Vec<Status>,
 }
 
@@ -61,7 +61,7 @@ impl Recycled for Selection {
 }
 
 impl<'a> From<&'a Selection> for Keep<'a> {
-    /// What was selected, as a kept set to be certified.
+    /// Borrows the selection as a kept set for [`certify`](crate::certify).
     ///
     /// ```
     /// use certk_rs::{CertifyOptions, Keep, Options, Scores, certify, select};
@@ -79,8 +79,8 @@ impl<'a> From<&'a Selection> for Keep<'a> {
 }
 
 impl Selection {
-    /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
-    /// then ask for none.
+    /// Returns the buffers to this thread, or to this [`Context`](crate::Context), for later calls of the same kind.
+    /// Those calls then allocate none.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -95,10 +95,10 @@ impl Selection {
         recycled::recycle(self);
     }
 
-    /// Bytes of a row, but for the positions.
+    /// Bytes per row, without the positions.
     pub(crate) const ROW: usize = 4 * size_of::<i64>() + 2;
 
-    /// The positions kept of a row, ascending.
+    /// Returns the kept positions of a row, ascending.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};
@@ -109,18 +109,18 @@ impl Selection {
     /// ```
     ///
     /// # Panics
-    /// If there is no such row.
+    /// If `row` is out of range.
     pub fn row(&self, row: usize) -> &[u32] {
         let at = |i: usize| self.indptr[i].unsigned_abs() as usize;
         &self.indices[at(row)..at(row + 1)]
     }
 
-    /// The row that the first answer is of, if the next one is of the first of `rows`.
+    /// Returns the row of the first answer, if the next answer is of the first of `rows`.
     pub(super) fn begun(&self, rows: &Range<usize>) -> usize {
         rows.start - self.k.len()
     }
 
-    /// Makes room for the decisions of that many rows.
+    /// Makes room for the decisions of `rows` rows.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
@@ -165,7 +165,7 @@ impl Selection {
     }
 }
 
-/// What is known of one row's set.
+/// Decision on one row's set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Decision {
     pub(crate) kept: usize,
@@ -196,7 +196,7 @@ impl Decision {
         Decision { kept: split.kept, upper, lower, minimal: minimal && holds, status }
     }
 
-    /// Whether better arithmetic could still change the answer.
+    /// Returns `true` if more precise arithmetic could change the answer.
     pub(crate) fn open(&self, eps: f64) -> bool {
         match self.status {
             Status::Certified => !self.minimal,

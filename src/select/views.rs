@@ -1,11 +1,11 @@
-//! What a selection keeps, as an array of ndarray.
+//! Kept sets as arrays of `ndarray`.
 
 use ndarray::Array2;
 
 use super::selection::Selection;
 
 impl Selection {
-    /// A row of `n` truth values for each row of scores: true where a key is kept. Positions beyond `n` are left out.
+    /// Returns a row of `n` booleans per row of scores, `true` for a kept key. Positions beyond `n` are left out.
     ///
     /// ```
     /// use certk_rs::{Options, Scores, select};

@@ -1,4 +1,4 @@
-//! How scores become weights, and which score has a given weight.
+//! Weight functions of scores, and their inverses.
 
 use crate::kernels::{Exp, Identity, Scalar, ScaledExp, WeightFn};
 
@@ -8,18 +8,18 @@ pub(super) const FAR: f64 = 1e5;
 /// Scales that f32 can multiply by what makes an exponent of a float.
 pub(super) const STEEP: f64 = 1e30;
 
-/// A law of weights that can also say where in the row a depth below the largest weight lies.
+/// Weight function with an inverse: the score at a depth below the largest weight.
 pub(crate) trait InvertibleWeightFn<S: Scalar>: WeightFn<S> {
-    /// The key whose weight is `e^-depth` times the largest.
+    /// Returns the score whose weight is `e^-depth` times the largest.
     fn score_at(&self, largest: S, depth: f64) -> S;
-    /// The factor of an exponential law, for scores near enough to 0 that its mass can be told roughly.
+    /// Returns the factor of an exponential weight, if scores are near enough to 0 for a rough mass.
     fn scale(&self) -> Option<f64>;
-    /// The same law over the same scores in f64.
+    /// The same weight function over the same scores in f64.
     type Double: InvertibleWeightFn<f64>;
     fn double(self) -> Self::Double;
 }
 
-/// Whether scores around this one, which is finite, can be weighed roughly.
+/// Returns `true` if scores near this finite one can be weighed roughly.
 pub(crate) fn is_near(score: f64, scale: f64) -> bool {
     (score * scale).abs() < FAR && scale < STEEP
 }

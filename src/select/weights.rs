@@ -1,4 +1,4 @@
-//! The weights of a row in f32, relative to its largest.
+//! Weights of a row in f32, relative to its largest.
 
 use super::prepared::{Prepared, Source, Visitor};
 use super::scratch::{PerDtype, Workspace};
@@ -9,24 +9,24 @@ use crate::numerics::certified_sums::ErrorBound;
 use crate::rows::Scores;
 use crate::runtime::scratch::with_scratch;
 
-/// What [`weigh_row`] says about the weights that it wrote.
+/// Description of the weights that [`weigh_row`] wrote.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowWeights {
-    /// Their computed sum; 0 if nothing is visible.
+    /// Computed sum of the weights; 0 if nothing is visible.
     pub(crate) total: f64,
-    /// The slack that a certificate of this row is judged with.
+    /// Slack for a certificate of this row.
     pub(crate) slack: ErrorBound,
-    /// Whether no key is masked.
+    /// `true` if no key is masked.
     pub(crate) whole: bool,
 }
 
-/// What is written in place of the weight of a masked key.
+/// Value in place of the weight of a masked key.
 pub(crate) const HIDDEN: f32 = -1.0;
 
 /// Writes the weight of every key of a row, [`HIDDEN`] where it is masked, and 0 beyond the last.
 ///
 /// # Errors
-/// Whatever is wrong with the row.
+/// The error of an invalid row.
 pub(crate) fn weigh_row(
     scores: &Scores<'_>,
     row: usize,
@@ -44,10 +44,10 @@ pub(crate) fn weigh_row(
     })
 }
 
-/// Takes note of the keys that a row sees; whether it sees all.
+/// Marks the keys that a row sees. Returns `true` if it sees all.
 ///
 /// # Errors
-/// Whatever is wrong with the row.
+/// The error of an invalid row.
 pub(crate) fn see_row(scores: &Scores<'_>, row: usize, seen: &mut [bool]) -> Result<bool, Error> {
     let source =
         Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, prefetch: None };
@@ -61,7 +61,7 @@ pub(crate) fn see_row(scores: &Scores<'_>, row: usize, seen: &mut [bool]) -> Res
     })
 }
 
-/// Notes which scores of a prepared row are visible.
+/// Visitor that marks the visible scores of a prepared row.
 struct See<'a> {
     seen: &'a mut [bool],
 }
@@ -94,7 +94,7 @@ impl Visitor for See<'_> {
     }
 }
 
-/// Writes the weights of a prepared row.
+/// Visitor that writes the weights of a prepared row.
 struct Write<'a> {
     simd: Simd,
     n: usize,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
 import os
 import re
 import subprocess
@@ -244,21 +243,6 @@ def test_a_narrow_terminal_is_told_what_is_left_out(monkeypatch: pytest.MonkeyPa
     assert left_out in out
     monkeypatch.setenv("COLUMNS", "200")
     assert "Left out" not in said("analyze", EXAMPLE, "-v").out
-
-
-def test_reproduce_does_not_overwrite(tmp_path: Path) -> None:
-    arguments = ("reproduce", "-o", tmp_path / "out", "gap-rules", "--brief", "-q")
-    table = tmp_path / "out" / "gap-rules.json"
-    assert certk(*arguments) == 0
-    before = {path.name: path.read_bytes() for path in table.parent.iterdir()}
-    for more in ((), ("rounding",)):
-        code, out, err = said(*arguments, *more)
-        assert (code, out) == (2, "")
-        assert err.startswith(f"certk: error: {table} exists already: nothing is overwritten")
-        assert err.endswith("or replace with --force\n")
-    assert {path.name: path.read_bytes() for path in table.parent.iterdir()} == before
-    assert certk(*arguments, "--seed", 7, "--force") == 0
-    assert json.loads(table.read_text())["seed"] == 7
 
 
 # ------------------------------------------------------------------------------ the wheel

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError, reproduce
+from certk_rs import CertkError
 from certk_rs._cli import terminal
 from certk_rs._display.page import Section, Table, page
 from certk_rs._display.plain import escaped, plain
 from certk_rs.cache_format import read_certificate
-from certk_rs.reproduce import Settings, gap_rules, run_experiments
 from cli_fixtures import (
     Said,
     cache_tensors,
@@ -32,7 +31,6 @@ from cli_fixtures import (
     tensor,
     write_cache,
 )
-from repository import EXAMPLE
 
 Captured = pytest.CaptureFixture[str]
 
@@ -222,8 +220,6 @@ def test_arguments(folder: Path) -> None:
         ("capture", "--model", NAME, "--text", folder / "text", "-o", folder / NAME),
         ("analyze", NAME, "--html", folder / NAME / "page"),
         ("plan", "--n", NAME, "--sigma", "1", "--eps", "0.1"),
-        ("reproduce", "-o", folder / "r", NAME),
-        ("reproduce", "-o", folder / "r", "--data", NAME, "rounding"),
         ("demo", "--data", NAME),
     ):
         refused(*arguments)
@@ -319,39 +315,16 @@ def test_the_page_of_an_analysis(folder: Path) -> None:
     assert plain(cache.name) in reader.text
 
 
-def test_tables_of_an_earlier_run(tmp_path: Path) -> None:
-    """A forged table is drawn as text, or told, but never as a traceback."""
-    from types import SimpleNamespace
-
+def test_labels_of_a_plot() -> None:
     from certk_rs._display.page import pyplot, svg
 
-    def plots(data: dict[str, Any]) -> list[str]:
-        figure, axis = pyplot().subplots()
-        axis.plot([0, 1], label=data["name"])
-        axis.set(title=data["name"])
-        axis.legend()
-        return [svg(figure)]
-
-    mine = SimpleNamespace(
-        NAME="mine", TITLE="Mine", ABOUT="About.", NEEDS=(), plots=plots,
-        tables=lambda data: [Table(("a",), [(data["name"],)])],
-        run=lambda settings, tell: {"seen": HOSTILE, "name": HOSTILE.replace("\ud800", "")},
-    )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce, "EXPERIMENTS", (mine,))
-        with pytest.warns(UserWarning, match="Glyph"):
-            run_experiments(tmp_path, ["mine"], Settings(EXAMPLE))
-        assert "svg" in read((tmp_path / "index.html").read_text(encoding="utf-8")).tags
-    assert certk("reproduce", "gap-rules", "--brief", "-o", tmp_path / "x") == 0
-    table = tmp_path / "x" / "gap-rules.json"
-    body = json.loads(table.read_text(encoding="utf-8"))
-    for data in ({"seen": HOSTILE}, {}, [], HOSTILE, body["data"] | {"seen": 5}):
-        table.write_text(json.dumps(body | {"data": data}), encoding="utf-8")
-        mine.run = lambda settings, tell: {"seen": "It is 42.", "name": "x"}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reproduce, "EXPERIMENTS", (gap_rules, mine))
-            with pytest.raises(CertkError, match=r"gap-rules\.json cannot be shown"):
-                run_experiments(tmp_path / "x", ["mine"], Settings(EXAMPLE), replace=True)
+    figure, axis = pyplot().subplots()
+    axis.plot([0, 1], label=HOSTILE.replace("\ud800", ""))
+    axis.set(title=HOSTILE.replace("\ud800", ""))
+    axis.legend()
+    with pytest.warns(UserWarning, match="Glyph"):
+        drawn = svg(figure)
+    assert "svg" in read(page("A page", "", [Section("A plot", [], [drawn])], "")).tags
 
 
 def test_nothing_is_printed_but_through_here() -> None:

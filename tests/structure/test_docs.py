@@ -24,11 +24,10 @@ from repository import EXAMPLE, ROOT
 
 PAGES = pages()
 # Pages that need what is not here, and where they are run: kvpress is in the other environment,
-# a cluster in the process that has one, a service behind `make test-service`.
+# a cluster in the process that has one.
 ELSEWHERE = {
     "docs/kvpress.md": "tests/transformers/test_kvpress.py",
     "docs/cluster.md": "tests/files/test_ray.py",
-    "examples/service/README.md": "tests/support/service_page.py",
 }
 LANGUAGES = {"python", "sh", "rust", "toml", "text", "json"}
 
@@ -116,7 +115,6 @@ def test_the_blocks_of_a_page_run(
 def test_every_page_that_is_run_elsewhere_is() -> None:
     for page, place in ELSEWHERE.items():
         assert f'run_page("{page}"' in (ROOT / place).read_text()
-    assert "tests/support/service_page.py" in (ROOT / "Makefile").read_text()
     assert ELSEWHERE.keys() | GIVEN.keys() <= set(PAGES)
     assert {"README.md", "CONTRIBUTING.md", "benches/README.md"} <= set(PAGES)
 
@@ -321,7 +319,7 @@ def test_the_decoder_of_the_example_is_as_large_as_the_page_says(
 ) -> None:
     torch = pytest.importorskip("torch")
     hf = pytest.importorskip("transformers")
-    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.syspath_prepend(ROOT / "experiments")
     from decoder_training import Recipe
 
     recipe = Recipe()

@@ -29,7 +29,7 @@ class Block:
 
 
 def pages() -> list[str]:
-    """Every page of the repository, but those that benches have written (benches/results)."""
+    """Every page of the repository, but those that scripts have written."""
     made = {"build", "dist", "out", "site", "target"}
     folders = (each for each in ROOT.iterdir() if each.is_dir() and each.name not in made)
     found = {
@@ -37,7 +37,8 @@ def pages() -> list[str]:
         *(page for each in folders if each.name[0] != "." for page in each.rglob("*.md")),
     }
     names = (page.relative_to(ROOT).as_posix() for page in found)
-    return sorted(name for name in names if not name.startswith("benches/results/"))
+    made_pages = ("benches/results/", "experiments/outcomes/")
+    return sorted(name for name in names if not name.startswith(made_pages))
 
 
 def anchors(text: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""The presses that examples/held_out.py measures beside certified pruning, where kvpress is."""
+"""The presses that experiments/held_out.py measures beside certified pruning, where kvpress is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.older
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any, Any]:
-    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.syspath_prepend(ROOT / "experiments")
     import far_decoder
     import held_out
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.older
 
 @pytest.fixture
 def needles(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.syspath_prepend(ROOT / "experiments")
     import needles as found
 
     return found

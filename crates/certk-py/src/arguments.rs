@@ -1,4 +1,4 @@
-//! Single arguments: integers, real numbers, flags and names. What they may be is judged here.
+//! Conversion and checks of single arguments: integers, real numbers, flags and names.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 use super::errors::CertkError;
 use certk_rs::{Kind, MaxKeep};
 
-/// An integer of any kind, at least `least`; booleans are none.
+/// Returns an integer of any type, at least `least`; booleans are refused.
 pub(super) fn integer(name: &str, value: &Bound<'_, PyAny>, least: i64) -> PyResult<i64> {
     let value =
         if value.is_exact_instance_of::<PyInt>() { value.clone() } else { index(name, value)? };
@@ -20,7 +20,7 @@ pub(super) fn integer(name: &str, value: &Bound<'_, PyAny>, least: i64) -> PyRes
     }
 }
 
-/// What `operator.index` makes of a value.
+/// Returns `operator.index` of a value.
 fn index<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let refused = |shown| CertkError::new_err(format!("{name} is {shown}; pass an integer"));
     if is_bool(value)? || !value.hasattr("__index__")? {
@@ -33,19 +33,19 @@ fn index<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAn
     }
 }
 
-/// A number of things, at least `least`.
+/// Returns a count, at least `least`.
 pub(super) fn count(name: &str, value: &Bound<'_, PyAny>, least: u32) -> PyResult<usize> {
     let number = integer(name, value, least.into())?.unsigned_abs();
-    // What no index holds is as good as the most that one does.
+    // A count beyond `usize` is as good as the largest.
     Ok(usize::try_from(number).unwrap_or(usize::MAX))
 }
 
-/// The number of threads, or `None` for all.
+/// Returns the number of threads, or `None` for all.
 pub(super) fn threads(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
     value.map(|value| count("threads", value, 1)).transpose()
 }
 
-/// A real number that f64 holds exactly.
+/// Returns a real number that f64 holds exactly.
 pub(super) fn real(name: &str, value: &Bound<'_, PyAny>) -> PyResult<f64> {
     if let Ok(number) = value.cast_exact::<PyFloat>() {
         return Ok(number.value());
@@ -68,7 +68,7 @@ pub(super) fn real(name: &str, value: &Bound<'_, PyAny>) -> PyResult<f64> {
     }
 }
 
-/// True or False.
+/// Returns a boolean.
 pub(super) fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
     if is_bool(value)? {
         return value.is_truthy();
@@ -76,7 +76,7 @@ pub(super) fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
     Err(CertkError::new_err(format!("{name} is {}; pass True or False", shown(value)?)))
 }
 
-/// `max_keep`: an integer is a count, a float in (0, 1] a fraction of the keys.
+/// Returns `max_keep`: an integer is a count, a float in (0, 1] a fraction of the keys.
 pub(super) fn limit(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<MaxKeep>> {
     let Some(value) = value else {
         return Ok(None);
@@ -95,7 +95,7 @@ pub(super) fn limit(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<MaxKeep
     )))
 }
 
-/// What the stored numbers mean.
+/// Returns the meaning of the stored numbers.
 pub(super) fn kind(value: &Bound<'_, PyAny>) -> PyResult<Kind> {
     let Ok(name) = value.cast::<PyString>() else {
         return Err(CertkError::new_err(format!(
@@ -118,12 +118,12 @@ fn is_bool(value: &Bound<'_, PyAny>) -> PyResult<bool> {
         || !value.is_exact_instance_of::<PyInt>() && is_numpy(value, "bool_")?)
 }
 
-/// Whether a value is an instance of this class of NumPy's.
+/// Returns `true` if a value is an instance of this NumPy class.
 fn is_numpy(value: &Bound<'_, PyAny>, class: &str) -> PyResult<bool> {
     value.is_instance(&value.py().import("numpy")?.getattr(class)?)
 }
 
-/// A short, one-line picture of a bad argument.
+/// Returns a short, one-line representation of a bad argument.
 fn shown(value: &Bound<'_, PyAny>) -> PyResult<String> {
     let picture = value.repr()?.to_string();
     let line = picture.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -13,7 +13,7 @@ use super::errors::{CertkError, Raise};
 use certk_rs::bindings::{default_floats, list, whole_bytes, with_bits};
 use certk_rs::{Data, Keep, Kind, Scores, Values, Vectors};
 
-/// A borrowed array of one of the supported dtypes. Half precisions come as their 16 bits.
+/// A borrowed array of one of the supported dtypes. Half precisions are stored as their 16 bits.
 pub(super) enum Stored<'py> {
     F32(PyReadonlyArrayDyn<'py, f32>),
     F64(PyReadonlyArrayDyn<'py, f64>),
@@ -29,7 +29,7 @@ fn layout<T: Element>(array: &PyReadonlyArrayDyn<'_, T>, argument: &str) -> PyEr
     ))
 }
 
-/// A view of an array whose rows are contiguous.
+/// Returns a view of an array whose rows are contiguous.
 fn view<'a, T: Element>(
     array: &'a PyReadonlyArrayDyn<'_, T>,
     argument: &str,
@@ -49,7 +49,7 @@ fn view<'a, T: Element>(
     Err(layout(array, argument))
 }
 
-/// Runs work on a view of what is stored.
+/// Runs work on a view of the stored array.
 macro_rules! with_view {
     ($stored:expr, $argument:expr, $view:ident => $work:expr) => {
         match $stored {
@@ -73,7 +73,7 @@ macro_rules! with_view {
     };
 }
 
-/// From `(array, dtype)`: an array travels with the name of what its numbers are.
+/// Converts `(array, dtype)`: an array with the name of its numbers' type.
 impl<'py> FromPyObject<'_, 'py> for Stored<'py> {
     type Error = PyErr;
 
@@ -99,7 +99,7 @@ impl<'py> Stored<'py> {
         })
     }
 
-    /// The name that it came with.
+    /// Returns the name of the dtype.
     pub(super) fn dtype(&self) -> &'static str {
         match self {
             Stored::F32(_) => "float32",
@@ -117,7 +117,7 @@ impl<'py> Stored<'py> {
         }
     }
 
-    /// All of an array that lies in C order.
+    /// Returns the data of an array in C order.
     pub(super) fn data<'a>(&'a self, argument: &str) -> PyResult<Data<'a>> {
         Ok(match self {
             Stored::F32(array) => Data::F32(flat(array, argument)?),
@@ -131,31 +131,31 @@ impl<'py> Stored<'py> {
         })
     }
 
-    /// Its rows as scores.
+    /// Returns the rows as scores.
     fn scores(&self) -> PyResult<Scores<'_>> {
         with_view!(self, "scores", view => Scores::of(view))
     }
 
-    /// Its rows as vectors.
+    /// Returns the rows as vectors.
     pub(super) fn vectors(&self, argument: &'static str) -> PyResult<Vectors<'_>> {
         with_view!(self, argument, view => Vectors::of(argument, view))
     }
 
-    /// Its rows as values.
+    /// Returns the rows as values.
     pub(super) fn values(&self) -> PyResult<Values<'_>> {
         with_view!(self, "values", view => Values::of(view))
     }
 
-    /// Its rows as numbers that are added to scores.
+    /// Masks scores by the rows, as numbers to add.
     fn mask<'a>(&'a self, scores: Scores<'a>) -> PyResult<Scores<'a>> {
         with_view!(self, "mask", view => scores.mask_of(view))
     }
 }
 
-/// A boolean array, looked at as bytes: NumPy does not promise that a true byte is 1.
+/// A boolean array, read as bytes: NumPy does not promise that a true byte is 1.
 pub(super) struct Bytes<'py> {
     array: PyReadonlyArrayDyn<'py, u8>,
-    /// Its rows side by side, where there is something else between them.
+    /// Copy of the rows side by side, if there are gaps between them.
     copied: OnceCell<Vec<u8>>,
 }
 
@@ -165,7 +165,7 @@ impl<'py> Bytes<'py> {
         Ok(Bytes { array, copied: OnceCell::new() })
     }
 
-    /// Its bytes and nothing else, and the strides of its axes but the last: 0 where rows repeat.
+    /// Returns the bytes without gaps, and the strides of the axes but the last: 0 where rows repeat.
     pub(super) fn data(&self, argument: &'static str) -> PyResult<(&[u8], Vec<usize>)> {
         whole_bytes(argument, view(&self.array, argument)?, &self.copied).raise()
     }
@@ -176,7 +176,7 @@ enum MaskArray<'py> {
     Additive(Stored<'py>),
 }
 
-/// From `(array, dtype)`.
+/// Converts `(array, dtype)`.
 impl<'py> FromPyObject<'_, 'py> for MaskArray<'py> {
     type Error = PyErr;
 
@@ -190,7 +190,7 @@ impl<'py> FromPyObject<'_, 'py> for MaskArray<'py> {
     }
 }
 
-/// Everything that says how to read rows, borrowed from Python.
+/// Rows of scores with the options for reading them, borrowed from Python.
 pub(super) struct Rows<'py> {
     scores: Stored<'py>,
     kind: Kind,
@@ -202,8 +202,8 @@ pub(super) struct Rows<'py> {
     radius: Option<PyReadonlyArray1<'py, f64>>,
 }
 
-/// From `(scores, kind, scale, mask, lengths, indptr, causal_offset)`, as `_arrays.rows` makes it: an option of rows is bound here
-/// and there, and nowhere between. Scores and mask are arrays with their dtypes.
+/// Converts `(scores, kind, scale, mask, lengths, indptr, causal_offset)` from `_arrays.rows`. An option of rows is
+/// declared in these two places only. Scores and mask are arrays with their dtypes.
 impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
     type Error = PyErr;
 
@@ -231,13 +231,13 @@ impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
 }
 
 impl<'py> Rows<'py> {
-    /// The same, of which real scores may be off by a radius.
+    /// Sets the radius of the real scores.
     pub(super) fn within(mut self, radius: Option<PyReadonlyArray1<'py, f64>>) -> Self {
         self.radius = radius;
         self
     }
 
-    /// Scores in natural-log units, without any option; ragged if there are row starts.
+    /// Returns scores in natural-log units, without options; ragged if there are row starts.
     pub(super) fn plain(scores: Stored<'py>, indptr: Option<PyReadonlyArray1<'py, i64>>) -> Self {
         Rows {
             scores,
@@ -255,12 +255,12 @@ impl<'py> Rows<'py> {
         self.indptr.as_ref()
     }
 
-    /// Where each ragged row starts.
+    /// Returns the start of each ragged row.
     pub(super) fn starts(&self) -> Option<Py<PyArray1<i64>>> {
         self.indptr.as_ref().map(|indptr| indptr.as_unbound().clone_ref(indptr.py()))
     }
 
-    /// The rows, judged.
+    /// Returns the rows, checked.
     pub(super) fn scores(&self) -> PyResult<Scores<'_>> {
         let mut scores = match &self.indptr {
             Some(indptr) => {
@@ -320,7 +320,7 @@ pub(super) enum KeepArray<'py> {
     Indices(PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, i64>),
 }
 
-/// From `(mask, indptr, indices)`, of which the first or the last two are there, as `_arrays.kept` makes it.
+/// Converts `(mask, indptr, indices)` from `_arrays.kept`, with either the first or the last two present.
 impl<'py> FromPyObject<'_, 'py> for KeepArray<'py> {
     type Error = PyErr;
 
@@ -335,7 +335,7 @@ impl<'py> FromPyObject<'_, 'py> for KeepArray<'py> {
 }
 
 impl KeepArray<'_> {
-    /// The borrowed set; `strides` receives those of a mask.
+    /// Returns the borrowed set; `strides` receives those of a mask.
     pub(super) fn keep<'a>(&'a self, strides: &'a mut Vec<usize>) -> PyResult<Keep<'a>> {
         Ok(match self {
             KeepArray::Mask(mask) => {
@@ -351,17 +351,17 @@ impl KeepArray<'_> {
     }
 }
 
-/// An array as a slice in C order.
+/// Returns an array as a slice in C order.
 pub(super) fn flat<'a, T: Element>(
     array: &'a PyReadonlyArrayDyn<'_, T>,
     argument: &str,
 ) -> PyResult<&'a [T]> {
-    // An empty array counts as contiguous, whatever its strides, but not to numpy's slices.
+    // An empty array counts as contiguous with any strides, but not for NumPy's slices.
     let slice = array.is_c_contiguous().then(|| array.as_slice().ok()).flatten();
     slice.ok_or_else(|| not_contiguous(argument))
 }
 
-/// A new array of what an iterator gives.
+/// Returns a new array of the entries of an iterator.
 pub(super) fn column<'py, T: Element>(
     py: Python<'py>,
     argument: &'static str,
@@ -372,7 +372,7 @@ pub(super) fn column<'py, T: Element>(
     Ok(PyArray1::from_vec(py, column))
 }
 
-/// A one-dimensional array as a slice.
+/// Returns a one-dimensional array as a slice.
 pub(super) fn contiguous<'a, T: Element>(
     array: &'a PyReadonlyArray1<'_, T>,
     argument: &str,

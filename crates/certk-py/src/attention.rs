@@ -18,7 +18,7 @@ use certk_rs::{self as core, Attention, AttentionOptions, Budget, Error, Outputs
 pub(super) struct ValueBall(RwLock<core::ValueBall>);
 
 impl ValueBall {
-    /// A copy of the ball as it is: no call holds it while it waits for the interpreter.
+    /// Returns a copy of the ball, so that no call holds the lock while it waits for the interpreter.
     fn now(&self, py: Python<'_>) -> PyResult<core::ValueBall> {
         py.detach(|| guarded(|| self.0.read().expect(HALF_CHANGED).clone()))
     }
@@ -45,7 +45,7 @@ impl ValueBall {
         detached(py, || self.0.write().expect(HALF_CHANGED).append(&values))
     }
 
-    /// The values' shape, and of each head the centre, padded, and the radius.
+    /// Returns the values' shape, and per head the centre, padded, and the radius.
     #[expect(clippy::type_complexity)] // two lists
     fn parts<'py>(
         &self,
@@ -89,7 +89,7 @@ fn precision(stored: &Stored<'_>) -> Precision {
     }
 }
 
-/// Outputs as an array of their type, half precisions as their bits.
+/// Returns outputs as an array of their type, half precisions as their bits.
 fn array(py: Python<'_>, out: Outputs) -> Bound<'_, PyAny> {
     match out {
         Outputs::F64(out) => PyArray1::from_vec(py, out).into_any(),
@@ -117,7 +117,7 @@ impl<'py> FromPyObject<'_, 'py> for Index<'py> {
     }
 }
 
-/// What rows see and how many threads look, as Python gives it: causal, lengths, mask, sinks, a ball around the values, threads.
+/// Options from Python: causal, lengths, mask, sinks, a ball around the values, threads.
 #[derive(FromPyObject)]
 struct Sight<'py>(
     Bound<'py, PyAny>,
@@ -129,7 +129,7 @@ struct Sight<'py>(
 );
 
 impl Sight<'_> {
-    /// Lends what is borrowed here to `work`.
+    /// Lends the borrowed options to `work`.
     fn with<R>(
         &self,
         py: Python<'_>,
@@ -139,7 +139,7 @@ impl Sight<'_> {
         let mask = mask.as_ref().map(Bytes::new).transpose()?;
         let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
         let ball = ball.as_ref().map(|ball| ball.get().now(py)).transpose()?;
-        // What is nothing to a bound of the error is said by `attention`.
+        // Only `attention` checks the options that a bound of the error ignores.
         let mut options = AttentionOptions::new()
             .causal(arguments::flag("causal", causal)?)
             .lengths(lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?)
@@ -152,7 +152,7 @@ impl Sight<'_> {
 }
 
 result! {
-    /// What `attention` found; half precisions of the output as their bits.
+    /// Result of `attention`; half precisions of the output as their bits.
     #[pyclass(frozen, module = "certk_rs._native")]
     Attended {
         out: Py<PyAny>,
@@ -166,7 +166,7 @@ result! {
     }
 }
 
-/// The bound of each row's error, or what it is computed of when it is first asked for.
+/// Bound of each row's error, or the data for computing it on first use.
 pub(super) struct ErrorBound(Mutex<Bounding>);
 
 enum Bounding {
@@ -174,7 +174,7 @@ enum Bounding {
     Done(PerRow<f64>),
 }
 
-/// A call and what it found, but for the output, which is an array by now; as Python gave and got it.
+/// Arguments and result of a call, as Python objects; the output is an array by now.
 struct Owed {
     found: Attention,
     out: Py<PyAny>,
@@ -184,7 +184,7 @@ struct Owed {
 }
 
 impl Owed {
-    /// What was found, with its output.
+    /// Returns the result with its output.
     fn of(&self, out: Outputs) -> Result<Attention, Error> {
         let found = &self.found;
         let mut all = Attention::default();
@@ -197,7 +197,7 @@ impl Owed {
         Ok(all)
     }
 
-    /// By a pass over the values.
+    /// Computes the bound by a pass over the values.
     fn bound(&self, py: Python<'_>) -> PyResult<Vec<f64>> {
         let _modes = default_floats();
         let (queries, values) = (self.queries.extract(py)?, self.values.extract(py)?);
@@ -214,8 +214,8 @@ impl Owed {
 }
 
 impl Field for ErrorBound {
-    /// Nobody waits: threads that come at once compute it each, and get the array of whoever is first done. What is known no
-    /// longer holds on to the values.
+    /// Returns the bound. Concurrent threads each compute it and get the array of the first one done, so none waits. A
+    /// computed bound no longer holds the values.
     fn get<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
         let poisoned = "an array could not be made before";
         let owed = match &*self.0.lock_py_attached(py).expect(poisoned) {
@@ -232,8 +232,8 @@ impl Field for ErrorBound {
     }
 }
 
-/// `loss` is a budget on the tail mass, or one on the output; `how` is the scale, whether to drop even if that is slower, and
-/// whether keys or values lie in mapped files.
+/// `loss` is a budget on the tail mass, or one on the output. `how` is the scale, whether to drop keys even if that is
+/// slower, and whether keys or values lie in mapped files.
 #[pyfunction]
 #[expect(clippy::too_many_arguments)] // queries, keys, values, and how
 pub(super) fn attention<'py>(

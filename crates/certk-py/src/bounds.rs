@@ -76,7 +76,7 @@ pub(super) fn required_gap<'py>(
     Ok(PyArray1::from_vec(py, found))
 }
 
-/// A rule that asks a number of kept keys of every row.
+/// A bound that takes a number of kept keys for every row.
 type RuleOfK = fn(&Scores<'_>, &[i64]) -> Result<Vec<f64>, Error>;
 
 fn with_k<'py>(

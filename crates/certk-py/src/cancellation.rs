@@ -1,4 +1,4 @@
-//! How another thread stops calls: signals reach the main thread only.
+//! Cancellation of calls by another thread: signals reach the main thread only.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 thread_local! {
-    /// What this thread has entered.
+    /// Flags that this thread has entered.
     static ENTERED: RefCell<Vec<Arc<AtomicBool>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A flag that ends the calls of the threads that have entered it, once any thread raises it.
+/// Flag that ends the calls of the threads that have entered it, once any thread raises it.
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct Cancellation(Arc<AtomicBool>);
 
@@ -47,7 +47,7 @@ impl Cancellation {
     }
 }
 
-/// Whether a call of this thread shall end.
+/// Returns `true` if the calls of this thread are to end.
 pub(super) fn is_cancelled() -> bool {
     ENTERED.with_borrow(|entered| entered.iter().any(|flag| flag.load(Ordering::Relaxed)))
 }

@@ -1,4 +1,4 @@
-//! The one conversion from the crate's errors to Python's.
+//! Conversion of the crate's errors to Python's.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use certk_rs::{Error, ErrorClass, Scores, interruptible};
 
 pyo3::import_exception!(certk_rs.errors, CertkError);
 
-/// What messages call by its name in Rust, and by which name Python knows it.
+/// Rust names in messages, with their Python names.
 const NAMES: [(&str, &str); 5] = [
     ("(-inf, or 0 in Mask::Allowed)", "(-inf or mask=False)"),
     ("(-inf score, or 0 in Mask::Allowed)", "(-inf score or mask=False)"),
@@ -23,7 +23,7 @@ const NAMES: [(&str, &str); 5] = [
     ("force_simd_level", "set_simd_level"),
 ];
 
-/// What the crate found wrong, as what Python raises.
+/// Returns the Python exception for an error of the crate.
 pub(super) fn raised(error: Error) -> PyErr {
     if error.class() == ErrorClass::Cancelled {
         return PyKeyboardInterrupt::new_err(());
@@ -33,7 +33,7 @@ pub(super) fn raised(error: Error) -> PyErr {
     CertkError::new_err(message)
 }
 
-/// A result of the crate as one of Python's.
+/// Conversion of a result of the crate to one of Python's.
 pub(super) trait Raise<T> {
     fn raise(self) -> PyResult<T>;
 }
@@ -44,9 +44,9 @@ impl<T> Raise<T> for Result<T, Error> {
     }
 }
 
-/// Runs `work`, and turns a panic into an exception that `except Exception` catches: PyO3's own is none of those.
+/// Runs `work`, and turns a panic into an exception that `except Exception` catches, which PyO3's own is not.
 ///
-/// What work had lent is only read afterwards, but for the locks of an index and a ball, which are poisoned.
+/// Afterwards borrowed data are only read, except for the locks of an index and a ball, which are poisoned.
 pub(super) fn guarded<R>(work: impl FnOnce() -> R) -> PyResult<R> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let message = message_of(&*panic);
@@ -61,14 +61,14 @@ fn message_of(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
-/// So many scores are decided well before another thread's turn would come anyway (every 5 ms), even on the slowest path
-/// and as rows of one key.
+/// Number of scores that are decided well before another thread's turn (every 5 ms), even on the slowest path and as
+/// rows of one key.
 const BRIEF: usize = 1 << 12;
 
 /// Runs `work` on these scores: attached if they are few, else [`detached`].
 ///
-/// Letting go of the interpreter and taking it back is no gain for a few microseconds of work, and where another thread
-/// waits for it, that thread may have its whole turn in between, a thousand times as long.
+/// Releasing the interpreter for a few microseconds of work gains nothing. A waiting thread may take its whole turn in
+/// between, a thousand times as long.
 pub(super) fn run<R: Send>(
     py: Python<'_>,
     scores: &Scores<'_>,
@@ -78,7 +78,7 @@ pub(super) fn run<R: Send>(
     if brief { guarded(work)?.raise() } else { detached(py, work) }
 }
 
-/// Releases the interpreter while `work` runs, and lets it hear the interpreter's signals and other threads between portions.
+/// Releases the interpreter while `work` runs, and lets it handle signals and other threads between portions.
 pub(super) fn detached<R: Send>(
     py: Python<'_>,
     work: impl Send + FnOnce() -> Result<R, Error>,

@@ -1,4 +1,4 @@
-//! What Python's own arithmetic needs: floating-point modes, and the scale of attention where none is given.
+//! Services for Python's own arithmetic: floating-point modes, and the default scale of attention.
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -6,7 +6,7 @@ use pyo3::types::PyTuple;
 use super::arguments::count;
 use certk_rs::bindings::{self, default_floats};
 
-/// Default floating-point modes on the thread that runs a `with` block: no flush-to-zero, rounding to nearest.
+/// Sets default floating-point modes on the thread that runs a `with` block: no flush-to-zero, rounding to nearest.
 #[pyclass(unsendable, module = "certk_rs._native")]
 pub(super) struct DefaultFloats(Option<bindings::DefaultFloats>);
 
@@ -18,7 +18,7 @@ impl DefaultFloats {
     }
 
     fn __enter__(&mut self) {
-        // What the thread had is known only the first time.
+        // Only the first entry knows the thread's own modes.
         if self.0.is_none() {
             self.0 = Some(default_floats());
         }
@@ -30,7 +30,7 @@ impl DefaultFloats {
     }
 }
 
-/// The float64 nearest to `d^-1/2`.
+/// Returns the float64 nearest to `d^-1/2`.
 #[pyfunction]
 pub(super) fn nearest_rsqrt(d: &Bound<'_, PyAny>) -> PyResult<f64> {
     Ok(bindings::nearest_rsqrt(count("d", d, 1)?))

@@ -22,14 +22,14 @@ pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyR
     stored.vectors(argument)
 }
 
-/// Why an index or a ball can no longer be used.
+/// Message for an index or a ball that can no longer be used.
 pub(super) const HALF_CHANGED: &str =
     "an earlier call that failed has left this object half changed; build it anew";
 
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct KeyIndex(RwLock<core::KeyIndex<'static>>);
 
-/// Of a head: codes, scales, radii, keys without a code, mean, Gram matrix, numbers, fingerprint; as `keys::Saved` has them.
+/// Per head: codes, scales, radii, keys without a code, mean, Gram matrix, numbers, fingerprint; as in `keys::Saved`.
 type Parts<'py> = (
     Bound<'py, PyArray1<u8>>,
     Bound<'py, PyArray1<u16>>,
@@ -41,7 +41,7 @@ type Parts<'py> = (
     Bound<'py, PyArray1<u64>>,
 );
 
-/// The same, lent.
+/// The same, borrowed.
 type Lent<'py> = (
     PyReadonlyArray1<'py, u8>,
     PyReadonlyArray1<'py, u16>,
@@ -53,24 +53,25 @@ type Lent<'py> = (
     PyReadonlyArray1<'py, u64>,
 );
 
-/// The lower ends of intervals, and the upper ones.
+/// Lower and upper ends of intervals.
 type Ends<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>);
 
 impl KeyIndex {
-    /// Only where the interpreter is released: a search that holds the index waits for the interpreter between portions.
+    /// Locks the index for reading. Call it only with the interpreter released: a search that holds the index waits for
+    /// the interpreter between portions.
     ///
     /// # Panics
-    /// If a call failed unexpectedly while it changed the index.
+    /// If an earlier call failed unexpectedly while it changed the index.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, core::KeyIndex<'static>> {
         self.0.read().expect(HALF_CHANGED)
     }
 
-    /// As [`KeyIndex::read`].
+    /// Locks the index for writing. Call it as [`KeyIndex::read`].
     fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex<'static>> {
         self.0.write().expect(HALF_CHANGED)
     }
 
-    /// Looks at the index, the interpreter released.
+    /// Reads the index, with the interpreter released.
     fn look<R: Send>(
         &self,
         py: Python<'_>,
@@ -80,8 +81,9 @@ impl KeyIndex {
     }
 }
 
-/// An index as arrays that are lent to a call: each with a row for each head, in the order of [`Parts`]; what is unsigned there,
-/// or `bf16`, as signed integers of the same bits. Keys without a code end at the first -1, which is no `u32` key.
+/// An index as arrays that are lent to a call, each with a row per head, in the order of [`Parts`]. Unsigned integers
+/// and `bf16` are passed as signed integers of the same bits. Keys without a code end at the first -1, which is no
+/// `u32` key.
 #[derive(FromPyObject)]
 pub(super) struct Tables<'py>(
     PyReadonlyArrayDyn<'py, u8>,
@@ -94,7 +96,7 @@ pub(super) struct Tables<'py>(
     PyReadonlyArrayDyn<'py, i64>,
 );
 
-/// The rows of an array: of one in C order along its last axis, else of a matrix whose rows are apart.
+/// Returns the rows of an array: one array in C order along its last axis, else a matrix of strided rows.
 fn rows<'a, T: Element>(
     array: &'a PyReadonlyArrayDyn<'_, T>,
     heads: usize,
@@ -116,8 +118,8 @@ fn rows<'a, T: Element>(
 }
 
 impl Tables<'_> {
-    /// The index of keys of that shape, in no more time than a query takes for each head: nothing is copied, and scales are
-    /// taken at their word.
+    /// Returns the index of keys of that shape, in no more time than a query takes per head. Nothing is copied, and
+    /// scales are not checked.
     pub(super) fn index(&self, shape: &[usize], dtype: &str) -> PyResult<core::KeyIndex<'_>> {
         let wrong = |_| CertkError::new_err("an index has a part of another length");
         let count = product("index", &shape[..shape.len().saturating_sub(2)]).raise()?;
@@ -144,7 +146,7 @@ impl Tables<'_> {
     }
 }
 
-/// One of a few names.
+/// Returns the meaning of a name.
 fn named<T: Copy>(argument: &str, value: &Bound<'_, PyAny>, names: &[(&str, T)]) -> PyResult<T> {
     let given = value.cast::<PyString>().ok().and_then(|name| name.to_str().ok());
     if let Some((_, meaning)) = names.iter().find(|(name, _)| given == Some(name)) {
@@ -159,7 +161,7 @@ fn named<T: Copy>(argument: &str, value: &Bound<'_, PyAny>, names: &[(&str, T)])
     }
 }
 
-/// Scale, rule, k, over, `max_scored`, threads; then what rows see: causal, lengths, mask.
+/// Scale, rule, k, over, `max_scored`, threads; then causal, lengths, mask.
 #[derive(FromPyObject)]
 pub(super) struct How<'py>(
     Option<Bound<'py, PyAny>>,
@@ -174,7 +176,7 @@ pub(super) struct How<'py>(
 );
 
 impl How<'_> {
-    /// Lends what is borrowed here to `work`.
+    /// Lends the borrowed options to `work`.
     fn with<R>(&self, work: impl FnOnce(SearchOptions<'_>) -> PyResult<R>) -> PyResult<R> {
         let rules = [("mass", Rule::Mass), ("gap", Rule::Gap), ("top_k", Rule::TopK(0))];
         let rule = match (named("rule", &self.1, &rules)?, self.2.as_ref()) {
@@ -222,7 +224,7 @@ pub(super) struct Weighing<'py>(
 );
 
 impl Weighing<'_> {
-    /// Lends what is borrowed here to `work`.
+    /// Lends the borrowed options to `work`.
     fn with<R>(&self, work: impl FnOnce(RecallOptions<'_>) -> PyResult<R>) -> PyResult<R> {
         let Weighing(scale, lengths, mask, threads) = self;
         let mask = mask.as_ref().map(Bytes::new).transpose()?;
@@ -240,7 +242,7 @@ impl Weighing<'_> {
     }
 }
 
-/// The lower ends, and the upper ones.
+/// Returns the lower and the upper ends.
 pub(super) fn ends(masses: &[LogMass]) -> PyResult<(Vec<f64>, Vec<f64>)> {
     let (mut lower, mut upper) =
         (list("q", masses.len()).raise()?, list("q", masses.len()).raise()?);
@@ -250,7 +252,7 @@ pub(super) fn ends(masses: &[LogMass]) -> PyResult<(Vec<f64>, Vec<f64>)> {
 }
 
 result! {
-    /// What `recall` found.
+    /// Result of `recall`.
     #[pyclass(frozen, module = "certk_rs._native")]
     Recalled {
         lost_upper: PerRow<f64>,
@@ -313,11 +315,11 @@ impl KeyIndex {
             detached(py, || {
                 let index = self.read();
                 let found = index.search(&queries, keys.as_ref(), budgets, &options)?;
-                // Afterwards there may be more.
+                // There may be more afterwards.
                 Ok((found, index.len()))
             })
         })?;
-        // A tail mass is at most 1: no budget at all.
+        // A tail mass is at most 1, so there is no budget.
         let eps = eps.unwrap_or(Budgets::All([1.0]));
         Bound::new(py, Searched::new(found, &batch, n, &eps).raise()?)
     }
@@ -359,7 +361,7 @@ impl KeyIndex {
         Ok((PyArray1::from_vec(py, lower), PyArray1::from_vec(py, upper)))
     }
 
-    /// `beside` are the ends of what is kept elsewhere; `how` as in `log_mass`.
+    /// `beside` are the ends of the masses kept elsewhere; `how` as in `log_mass`.
     fn recall<'py>(
         &self,
         py: Python<'py>,
@@ -419,7 +421,7 @@ impl KeyIndex {
                 PyArray1::from_slice(py, &saved.fingerprint),
             )
         };
-        // A copy, of which arrays are made.
+        // A copy, for making arrays.
         self.look(py, |index| check_memory("an index", index.bytes(), 2))?.raise()?;
         let saved: Vec<Saved<'static>> =
             self.look(py, |index| index.save().map(Saved::owned).collect())?;

@@ -3,7 +3,7 @@
 //! Every function borrows its arrays, releases the interpreter (unless the work is brief), calls the crate, and translates the
 //! result.
 
-// How PyO3 hands arguments over.
+// PyO3 passes arguments by value.
 #![allow(clippy::needless_pass_by_value)]
 
 mod arguments;
@@ -26,8 +26,8 @@ mod visible;
 
 use pyo3::prelude::*;
 
-/// The system's allocator hands back what a worker thread allocated after every call, so that the next one touches new pages
-/// again: with two threads that took longer than the work. A Rust service that depends on this crate brings its own.
+/// Replaces the system's allocator, which returns memory of worker threads after every call: touching new pages took
+/// longer than the work of two threads. A Rust service that depends on this crate brings its own allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -5,14 +5,14 @@ use pyo3::types::PyDict;
 
 use certk_rs::bindings::{MappedPiece, MappedPieces as Pieces};
 
-/// NumPy takes it for an array of bytes, and holds on to it.
+/// Memory that NumPy uses as an array of bytes, and keeps alive.
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct MappedPieces(Pieces);
 
 #[pymethods]
 impl MappedPieces {
-    /// Of each piece: where it goes, its length, the descriptor of its file, where it is there, and whether what is written to
-    /// the memory is written to the file. All numbers of bytes are whole pages.
+    /// Takes per piece its offset in memory, its length, the descriptor of its file, the offset in the file, and
+    /// whether changes are written to the file. All numbers of bytes are multiples of the page size.
     #[new]
     #[pyo3(signature = (len, pieces, /))]
     fn new(
@@ -43,7 +43,7 @@ impl MappedPieces {
         Ok(about)
     }
 
-    /// Lets go of the pages: they come again from their files when they are read.
+    /// Releases the pages, which are read again from their files when needed.
     fn let_go(&self, py: Python<'_>) {
         py.detach(|| self.0.let_go());
     }

@@ -1,4 +1,4 @@
-//! Monte-Carlo tail masses, and the confidence bounds that they rest on.
+//! Monte-Carlo tail masses, and their confidence bounds.
 
 use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::prelude::*;

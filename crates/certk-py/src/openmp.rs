@@ -1,4 +1,4 @@
-//! Whether calls of a thread have the OpenMP threads that its host keeps.
+//! Use of the host's OpenMP threads by calls of a thread.
 
 use std::cell::Cell;
 
@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 thread_local! {
-    /// How many blocks this thread is in.
+    /// Number of blocks that this thread is in.
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Native calls of the thread that runs a `with` block use OpenMP's threads.
+/// Makes native calls of the thread that runs a `with` block use OpenMP's threads.
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct OpenMpTeam;
 
@@ -34,7 +34,7 @@ impl OpenMpTeam {
     }
 }
 
-/// Runs work as this thread's blocks have it.
+/// Runs work with or without OpenMP's threads, as this thread's blocks set it.
 pub(super) fn as_entered<R>(work: impl FnOnce() -> R) -> R {
     if INSIDE.get() > 0 { beside_openmp(work) } else { work() }
 }

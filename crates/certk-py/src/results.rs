@@ -1,7 +1,7 @@
-//! Results that keep what Rust found until Python asks for it.
+//! Results whose arrays are made on first use.
 //!
-//! Making an array of a vector costs some hundred nanoseconds, and a result has up to ten: for one short row more than the
-//! search. So each is made when it is first asked for, without a copy, and from then on it is the same array.
+//! Making an array of a vector costs some hundred nanoseconds, and a result has up to ten: for one short row more than
+//! the search. So each is made when it is first read, without a copy, and later reads return the same array.
 
 use std::sync::Mutex;
 
@@ -18,17 +18,17 @@ use certk_rs::{
     Status,
 };
 
-/// A field of a result, as Python gets it; `batch` is the shape of the rows.
+/// Field of a result, as Python gets it; `batch` is the shape of the rows.
 pub(super) trait Field {
     fn get<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyAny>>;
 }
 
-/// Declares a result: a frozen class, a line for each of its fields.
+/// Declares a result: a frozen class, with a line per field.
 macro_rules! result {
     ($(#[$about:meta])* $name:ident { $($field:ident: $kind:ty,)+ }) => {
         $(#[$about])*
         pub(super) struct $name {
-            /// The shape of the rows.
+            /// Shape of the rows.
             pub(super) batch: Vec<usize>,
             $(pub(super) $field: $kind,)+
         }
@@ -55,7 +55,7 @@ enum State<T: Element> {
 }
 
 impl<T: Element> Flat<T> {
-    /// The array. Whoever comes first makes it; the others wait for it without holding up the interpreter.
+    /// Returns the array. The first caller makes it; the others wait without holding up the interpreter.
     fn array<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<T>> {
         let mut state = self.0.lock_py_attached(py).expect("an array could not be made before");
         match &mut *state {
@@ -82,7 +82,7 @@ impl<T: Element> Field for Flat<T> {
     }
 }
 
-/// One entry per row, an array in the batch shape.
+/// One entry per row, as an array in the batch shape.
 pub(super) struct PerRow<T: Element>(Flat<T>);
 
 impl<T: Element> From<Vec<T>> for PerRow<T> {
@@ -109,14 +109,14 @@ impl Field for usize {
     }
 }
 
-/// What is a Python object already.
+/// A Python object is returned unchanged.
 impl<T> Field for Py<T> {
     fn get<'py>(&self, py: Python<'py>, _batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
         Ok(self.bind(py).as_any().clone())
     }
 }
 
-/// The shape of the scores: the batch shape and n, which is unknown for ragged rows.
+/// Shape of the scores: the batch shape and n, which is unknown for ragged rows.
 pub(super) struct Shape(Option<usize>);
 
 impl Shape {
@@ -132,7 +132,7 @@ impl Field for Shape {
     }
 }
 
-/// Budgets, as they were asked for.
+/// Budgets as the caller gave them.
 pub(super) enum Asked {
     All(Flat<f64>),
     Each(Py<PyArrayDyn<f64>>),
@@ -156,7 +156,7 @@ impl Field for Asked {
     }
 }
 
-/// Positions: 32 bits where every row's length fits.
+/// Positions: 32 bits if every row's length fits.
 pub(super) enum Positions {
     Narrow(Flat<i32>),
     Wide(Flat<i64>),
@@ -171,7 +171,7 @@ impl Positions {
     }
 }
 
-/// Positions in 64 bits.
+/// Returns positions in 64 bits.
 fn wide(positions: Vec<u32>) -> Result<Vec<i64>, Error> {
     let mut wide = list("scores", positions.len())?;
     wide.extend(positions.into_iter().map(i64::from));
@@ -188,7 +188,7 @@ impl Field for Positions {
 }
 
 result! {
-    /// What `select` found.
+    /// Result of `select`.
     #[pyclass(frozen, subclass, module = "certk_rs._native")]
     Selected {
         shape: Shape,
@@ -215,7 +215,7 @@ impl Selected {
         Ok(Selected { shape: Shape::of(scores), score_indptr, ..selected })
     }
 
-    /// Of rows of shape `batch` over `n` keys.
+    /// Returns the result for rows of shape `batch` over `n` keys.
     fn over(found: Selection, batch: &[usize], n: usize, eps: &Budgets<'_>) -> Result<Self, Error> {
         let status: Vec<u8> = found.status.into_iter().map(|status: Status| status as u8).collect();
         Ok(Selected {
@@ -234,7 +234,7 @@ impl Selected {
     }
 }
 
-/// What a search of an index found: a selection, and how it was reached.
+/// Result of a search of an index: a selection, and statistics of the search.
 #[pyclass(frozen, extends = Selected, module = "certk_rs._native")]
 pub(super) struct Searched {
     scored: PerRow<i64>,
@@ -242,7 +242,7 @@ pub(super) struct Searched {
 }
 
 impl Searched {
-    /// Of rows of shape `batch` over `n` keys.
+    /// Returns the result for rows of shape `batch` over `n` keys.
     pub(super) fn new(
         found: SearchResult,
         batch: &[usize],
@@ -270,7 +270,7 @@ impl Searched {
 }
 
 result! {
-    /// What `certify` found.
+    /// Result of `certify`.
     #[pyclass(frozen, module = "certk_rs._native")]
     Certified {
         shape: Shape,
@@ -299,7 +299,7 @@ impl Certified {
 }
 
 result! {
-    /// What `keep_set` found.
+    /// Result of `keep_set`.
     #[pyclass(frozen, module = "certk_rs._native")]
     Kept {
         shape: Shape,
@@ -322,7 +322,7 @@ impl Kept {
         Kept::of_queries(found, scores.batch_shape().to_vec(), scores.longest(), eps)
     }
 
-    /// Of rows of shape `batch` over `n` keys.
+    /// Returns the result for rows of shape `batch` over `n` keys.
     pub(super) fn of_queries(
         found: KeepSet,
         batch: Vec<usize>,
@@ -344,7 +344,7 @@ impl Kept {
 }
 
 result! {
-    /// What `output_error` found.
+    /// Result of `output_error`.
     #[pyclass(frozen, module = "certk_rs._native")]
     OutputBounds {
         exact: PerRow<f64>,
@@ -380,7 +380,7 @@ impl OutputBounds {
 }
 
 result! {
-    /// What `select_output` found.
+    /// Result of `select_output`.
     #[pyclass(frozen, module = "certk_rs._native")]
     OutputSelected {
         indptr: Flat<i64>,
@@ -413,7 +413,7 @@ impl OutputSelected {
 }
 
 result! {
-    /// What drawing from tails found.
+    /// Result of draws from tails.
     #[pyclass(frozen, module = "certk_rs._native")]
     Estimated {
         lower: PerRow<f64>,
@@ -424,7 +424,7 @@ result! {
 }
 
 impl Estimated {
-    /// Of rows of shape `batch`.
+    /// Returns the result for rows of shape `batch`.
     pub(super) fn new(found: TailEstimate, batch: Vec<usize>) -> Self {
         Estimated {
             batch,

@@ -1,68 +1,34 @@
-//! What a request is told that gets no answer.
+//! Refusals: a status, and one line that says why.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{StatusCode, header::CONNECTION};
 use axum::response::{IntoResponse, Response};
 use certk_rs::{Error, ErrorClass};
 use serde_json::json;
 
-const REPLACED: &str = "the session was deleted or replaced meanwhile; ask again";
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) status: StatusCode,
-    pub(crate) message: String,
-}
+pub(crate) struct Failure(StatusCode, String);
 
 impl Failure {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Failure { status, message: message.into() }
+        Failure(status, message.into())
     }
 
-    /// The request says something that cannot be.
+    /// Refuse input that is wrong and stays so.
     pub(crate) fn input(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, message)
     }
-
-    /// There is no such session.
-    pub(crate) fn missing() -> Self {
-        let message =
-            "no such session: it was never made, was deleted, or made way for others; PUT it";
-        Self::new(StatusCode::NOT_FOUND, message)
-    }
-
-    /// What was asked does not go with what there is.
-    pub(crate) fn conflict(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::CONFLICT, message)
-    }
-
-    /// The session that was found is no longer the one of its name.
-    pub(crate) fn replaced() -> Self {
-        Self::conflict(REPLACED)
-    }
-
-    pub(crate) fn is_replaced(&self) -> bool {
-        self.message == REPLACED
-    }
-
-    /// What no request should bring about.
-    pub(crate) fn bug(message: &str) -> Self {
-        let message = format!("a bug of the service, please report what was asked: {message}");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
-    }
-
-    /// As many calls wait as may.
-    pub(crate) fn busy() -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "as many calls wait as may; try again in a second")
-    }
 }
 
+/// The class says what a client can do; the message names argument, place and remedy.
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let status = match error.class() {
+            ErrorClass::Input => StatusCode::UNPROCESSABLE_ENTITY,
             ErrorClass::Resource => StatusCode::SERVICE_UNAVAILABLE,
             ErrorClass::Cancelled => StatusCode::GATEWAY_TIMEOUT,
-            _ => StatusCode::UNPROCESSABLE_ENTITY,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())
     }
@@ -70,11 +36,7 @@ impl From<Error> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(json!({ "error": self.message }))).into_response();
-        let later = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
-        if later.contains(&self.status) {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
+        // The body may not have been read, and would be taken for the next request.
+        (self.0, [(CONNECTION, "close")], Json(json!({ "error": self.1 }))).into_response()
     }
 }

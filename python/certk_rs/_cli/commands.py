@@ -24,7 +24,6 @@ GROUPS = {
     },
     "More": {
         "demo": "Prune a small real cache, verify it, and show each layer.",
-        "reproduce": "Run the experiments of the papers.",
     },
 }
 BRIEF = {name: said for group in GROUPS.values() for name, said in group.items()}

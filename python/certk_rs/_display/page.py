@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from types import ModuleType
@@ -54,17 +54,6 @@ class Table:
     caption: str = ""
     text: Collection[str] = ()
     note: str = ""
-
-
-def table_of(heads: str, cells: str, rows: Iterable[Mapping[str, Any]], caption: str = "") -> Table:
-    """Make a table of rows of named numbers.
-
-    `heads` are those of the columns, and `cells` the formats (of `str.format`) of what is in them,
-    both one behind the other with " | " between.
-    """
-    forms = cells.split(" | ")
-    shown = [tuple(form.format_map(row) for form in forms) for row in rows]
-    return Table(heads.split(" | "), shown, caption)
 
 
 @dataclass(frozen=True)
@@ -126,11 +115,6 @@ def svg(figure: Any) -> str:
     drawing = re.sub(r"(?<=: )#(000000|222222)\b", "currentColor", text.getvalue())
     # Matplotlib minds what is markup in a label, but not what cannot be seen.
     return "\n".join(map(escaped, drawing[drawing.index("<svg") :].split("\n")))
-
-
-def legend_beside(axis: Any, **options: Any) -> None:
-    """Draw a legend to the right of the axes, where it covers no data."""
-    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5), **options)
 
 
 def legend_below(figure: Any, *args: Any, ncols: int) -> None:

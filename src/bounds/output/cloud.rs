@@ -9,38 +9,38 @@ use crate::runtime::ambient::{asked, pieces, pieces_mut};
 use super::rounding::{BLOCK, SUM, UP, V};
 use super::spectrum;
 
-/// What lengths may lose to underflow: squares below 2^-1074, of far fewer than 2^70 components.
+/// Bound on the underflow in lengths: squares below 2^-1074, of far fewer than 2^70 components.
 const FLOOR: f64 = f64::from_bits((1023 - 500) << 52);
 /// Steps towards the smallest enclosing ball.
 const BALL_STEPS: u32 = 24;
 
-/// Centred values of one head, and what rows need to know about all of them.
+/// Centred values of one head, with statistics over all of them.
 pub(super) struct Cloud {
     pub(super) n: usize,
     pub(super) d: usize,
-    /// Which keys some row sees. The others are zeros here and never looked at.
+    /// Keys that some row sees. The others are zeros here and never read.
     pub(super) seen: Vec<bool>,
     points: Vec<f64>,
     /// Lengths of the real points, rounded up.
     pub(super) lengths: Vec<f64>,
-    /// The largest of them.
+    /// Largest of the lengths.
     pub(super) largest: f64,
-    /// Where the zero vector of the values lies among the points.
+    /// Point of the zero vector of the values.
     pub(super) origin: Vec<f64>,
-    /// What every length may lose to underflow; 0 if all points are exactly the centre.
+    /// Bound on the underflow of every length; 0 if all points are exactly the centre.
     pub(super) floor: f64,
-    /// Rounds a computed length up.
+    /// Factor that rounds a computed length up.
     pub(super) grow: f64,
     exponent: i32,
 }
 
 impl Cloud {
-    /// Centres `values`, n vectors of d finite numbers; those of keys that no row sees must be zeros.
+    /// Centres `values`, n vectors of d finite numbers. The values of keys that no row sees must be zeros.
     pub(super) fn new(mut values: Vec<f64>, seen: Vec<bool>, d: usize) -> Self {
         let n = seen.len();
         let size =
             |numbers: &[f64]| pieces(numbers).flatten().fold(0.0, |a: f64, b| a.max(b.abs()));
-        // Near the largest f64 differences would overflow. What small components lose by this is far below the floor.
+        // Near the largest f64 differences would overflow. The loss in small components is far below the floor.
         let shrink = if size(&values) >= pow2(1012) { -10 } else { 0 };
         let mut lost = false;
         if shrink != 0 {
@@ -75,7 +75,7 @@ impl Cloud {
             grow,
             exponent: exponent - shrink,
         };
-        // Zeros of the system, which a call that is stopped does not touch.
+        // Zeros from the allocator, whose pages a cancelled call does not touch.
         let mut lengths = vec![0.0; n];
         for (j, length) in asked(lengths.iter_mut().enumerate()) {
             *length = cloud.length(cloud.point(j));
@@ -90,22 +90,22 @@ impl Cloud {
         &self.points[j * self.d..(j + 1) * self.d]
     }
 
-    /// An upper bound on the length of a stored vector, and of a point that it stands for.
+    /// Returns an upper bound on the length of a stored vector, and of the point it represents.
     pub(super) fn length(&self, vector: &[f64]) -> f64 {
         square(vector).sqrt() * self.grow + self.floor
     }
 
-    /// An upper bound on the distance of two real points that `a` and `b` stand for.
+    /// Returns an upper bound on the distance of the two real points that `a` and `b` represent.
     pub(super) fn distance(&self, a: &[f64], b: &[f64]) -> f64 {
         self.distance_of(square_distance(a, b))
     }
 
-    /// The same from a computed squared distance of stored points.
+    /// Returns the same from a computed squared distance of stored points.
     pub(super) fn distance_of(&self, square: f64) -> f64 {
         square.sqrt() * self.grow + 4.0 * V * self.largest + self.floor
     }
 
-    /// `factor * length` in the units of the values, rounded up, for a length in units of the points.
+    /// Returns `factor * length` in the units of the values, rounded up, for a length in units of the points.
     pub(super) fn publish(&self, factor: f64, length: f64) -> f64 {
         if factor == 0.0 || length == 0.0 {
             return 0.0;
@@ -116,12 +116,12 @@ impl Cloud {
         share.next_up() * pow2(room)
     }
 
-    /// A length in the units of the values, rounded down.
+    /// Returns a length in the units of the values, rounded down.
     pub(super) fn publish_low(&self, length: f64) -> f64 {
         scaled(length, self.exponent) * (1.0 - 64.0 * f64::EPSILON)
     }
 
-    /// What the bounds that speak of all values at once need.
+    /// Returns the statistics for the bounds over all values.
     pub(super) fn outline(&self) -> Outline {
         let mut total = WeightedSum::new(self.d);
         let mut gram = spectrum::Gram::new(self.d);
@@ -142,7 +142,8 @@ impl Cloud {
         Outline { spread, offset, count, ball_centre, ball_radius }
     }
 
-    /// A ball around all seen points: Badoiu and Clarkson's steps towards the farthest point, the best one kept.
+    /// Returns a ball around all seen points: Badoiu and Clarkson's steps towards the farthest point, the best one
+    /// kept.
     fn ball(&self) -> (Vec<f64>, f64) {
         let mut centre = vec![0.0; self.d];
         let mut best = (centre.clone(), f64::INFINITY);
@@ -167,19 +168,19 @@ impl Cloud {
     }
 }
 
-/// What is known about all seen points together.
+/// Statistics of all seen points.
 pub(super) struct Outline {
-    /// An upper bound of the largest eigenvalue of the sum of u u^T.
+    /// Upper bound of the largest eigenvalue of the sum of u u^T.
     pub(super) spread: f64,
-    /// An upper bound on the length of the sum of all points, nearly 0.
+    /// Upper bound on the length of the sum of all points, nearly 0.
     pub(super) offset: f64,
-    /// How many points.
+    /// Number of points.
     pub(super) count: f64,
     pub(super) ball_centre: Vec<f64>,
     pub(super) ball_radius: f64,
 }
 
-/// A weighted sum of vectors: plain within a block, compensated over blocks. Each component is off by less than [`SUM`]
+/// Weighted sum of vectors: plain within a block, compensated over blocks. The error of each component is below [`SUM`]
 /// times the sum of the sizes of its terms.
 pub(super) struct WeightedSum {
     block: Vec<f64>,
@@ -220,7 +221,8 @@ impl WeightedSum {
     }
 }
 
-/// About the mean of the seen vectors, each component within the range of the values'; equal values give themselves.
+/// Returns the approximate mean of the seen vectors, each component within the range of the values'. Equal values are
+/// returned unchanged.
 fn centre(values: &[f64], seen: &[bool], d: usize) -> Vec<f64> {
     let share = 1.0 / seen.iter().filter(|seen| **seen).count().max(1) as f64;
     let mut total = WeightedSum::new(d);
@@ -242,12 +244,12 @@ fn rows(values: &mut [f64], d: usize) -> std::slice::ChunksExactMut<'_, f64> {
     values.chunks_exact_mut(d.max(1))
 }
 
-/// The sum of squares.
+/// Returns the sum of squares.
 pub(super) fn square(vector: &[f64]) -> f64 {
     lanes(vector.len(), |i| vector[i] * vector[i])
 }
 
-/// The squared distance of two vectors of one length.
+/// Returns the squared distance of two vectors of one length.
 #[inline]
 pub(super) fn square_distance(a: &[f64], b: &[f64]) -> f64 {
     let b = &b[..a.len()];
@@ -257,7 +259,7 @@ pub(super) fn square_distance(a: &[f64], b: &[f64]) -> f64 {
     })
 }
 
-/// Sums over eight lanes, which compilers turn into vector code.
+/// Sums over eight lanes, so that the compiler vectorizes the loop.
 #[inline]
 fn lanes(len: usize, term: impl Fn(usize) -> f64) -> f64 {
     let mut sums = [0.0; 8];
@@ -272,18 +274,18 @@ fn lanes(len: usize, term: impl Fn(usize) -> f64) -> f64 {
     (pairs[0] + pairs[2]) + (pairs[1] + pairs[3]) + rest
 }
 
-/// A power of two with an exponent of a normal number.
+/// Returns a power of two with an exponent of a normal number.
 fn pow2(exponent: i32) -> f64 {
     2f64.powi(exponent)
 }
 
-/// The largest e with `2^e <= value`, for a positive finite value.
+/// Returns the largest e with `2^e <= value`, for a positive finite value.
 fn floor_log2(value: f64) -> i32 {
     let field = (value.to_bits() >> 52) as i32;
     if field == 0 { floor_log2(value * pow2(64)) - 64 } else { field - 1023 }
 }
 
-/// `value * 2^exponent`, exact unless the result leaves the range of normal numbers.
+/// Returns `value * 2^exponent`, exact unless the result leaves the range of normal numbers.
 pub(super) fn scaled(value: f64, exponent: i32) -> f64 {
     let half = exponent / 2;
     value * pow2(half) * pow2(exponent - half)

@@ -1,10 +1,10 @@
-//! The shortest prefix of a row's ranking whose output error is proven to be small enough.
+//! Shortest prefix of a row's ranking whose output error is proven to be small enough.
 //!
-//! The error is not monotone in the number of keys: a further key may pull the output away from where it should be. So all
-//! prefixes are looked at, from the longest to the shortest, with running sums over the tail: the error is
-//! `|N_T - (T/H) N_S| / (T + H)`, N the weighted sums of the points, and `N_S` the difference of the whole sum and `N_T` (its
-//! rounding counts only T/H times). What the running sums may be off by is bounded as well, so a prefix is passed over only
-//! if its error provably exceeds the budget. The first of the others is certified as any given set would be.
+//! The error is not monotone in the number of keys: a further key may move the output away. So all prefixes are
+//! examined, from the longest to the shortest, with running sums over the tail. The error is `|N_T - (T/H) N_S| / (T +
+//! H)`, N the weighted sums of the points, and `N_S` the difference of the whole sum and `N_T` (its rounding counts
+//! only T/H times). The error of the running sums is bounded as well, so a prefix is skipped only if its error provably
+//! exceeds the budget. The first of the others is certified like any given set.
 
 use super::cloud::{Cloud, WeightedSum, square};
 use super::rounding::{SUM, UP, V};
@@ -21,21 +21,22 @@ use crate::runtime::memory::filled;
 const TRIALS: usize = 8;
 const TRIAL_WORK: usize = 1 << 22;
 
-/// A chosen prefix of a row.
+/// Selected prefix of a row.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Found {
     /// Positions, ascending.
     pub(super) kept: Vec<u32>,
     pub(super) error: f64,
     pub(super) tail_mass: (f64, f64),
-    /// Whether every shorter prefix provably exceeds the budget.
+    /// `true` if every shorter prefix provably exceeds the budget.
     pub(super) minimal: bool,
 }
 
 /// Finds the shortest prefix of at least one key whose certified error is at most `out_tol`.
 ///
 /// # Errors
-/// What stops the call, asked between the steps too: pages that a next step would be the first to touch take long.
+/// The error of a call that was ended. It is checked between the steps too: a step that first touches its pages takes
+/// long.
 pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Result<Found, Error> {
     let mut ranked: Vec<(f64, u32)> = asked(weighed.keys.iter().enumerate())
         .filter(|(_, key)| **key > f64::NEG_INFINITY)
@@ -72,13 +73,13 @@ pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Result
     Ok(found)
 }
 
-/// Both ends of an error, in the units of the values.
+/// Lower and upper end of an error, in the units of the values.
 struct Between {
     low: f64,
     high: f64,
 }
 
-/// The errors of the prefixes of 1 to n - 1 keys.
+/// Returns the errors of the prefixes of 1 to n - 1 keys.
 fn scan(cloud: &Cloud, weighed: &Weighed, ranked: &[(f64, u32)]) -> Result<Vec<Between>, Error> {
     let n = ranked.len();
     if n < 2 {

@@ -1,20 +1,4 @@
-//! One row: means of the values over the kept set and over its tail, and what they prove.
-//!
-//! With tau the tail mass, `mu_S` and `mu_T` the weighted means over kept set and tail, and `a = mu_S` the output of the kept
-//! set (the zero vector if nothing is kept), the error is `tau (mu_T - a)`, and every bound here is tau times a length:
-//!
-//! - exact: `|mu_T - a|`;
-//! - diameter: the farthest pair of a kept and a dropped value, or `max_T |v - a|`;
-//! - ball: `|b - a| + r` for a ball (b, r) around all values;
-//! - spectral: `sqrt(sum_T w^2) / sum_T w * sqrt(lambda_max(sum (v - a)(v - a)^T))`;
-//! - variance: `sqrt(Var_T / (1 - tau) + |mu_T - a|^2)`. This is the bound `sqrt(tau/(1-tau)) sqrt(Var_P - (1-tau) Var_S)`,
-//!   since `Var_P = (1-tau) Var_S + tau Var_T + tau (1-tau) |mu_T - a|^2`; so written, nothing cancels.
-//!
-//! Two more forms stand beside them as the papers write them, though neither is ever below the diameter or the variance form in
-//! real arithmetic: norm, `2 C` with C the longest value that the row sees, and chi-square, `sqrt(chi2) sqrt(Var_P)` with
-//! `chi2 = tau / (1 - tau)` the divergence of the kept set's softmax from the full one.
-//!
-//! Each side is weighed against its own largest key, so that its sums are at least 1 and no flushed weight matters.
+//! One row: means of the values over the kept set and over its tail, and the bounds they prove.
 
 use super::cloud::{Cloud, Outline, WeightedSum, square_distance};
 use super::rounding::{SUM, UP, V};
@@ -23,10 +7,10 @@ use crate::numerics::certified_sums::{self, Compensated, ErrorBound, SplitSums};
 use crate::rows::{Scores, WeightKind, WideScores};
 use crate::runtime::ambient::asked;
 
-/// Kept times dropped keys times components up to which all pairs are looked at.
+/// Most kept times dropped keys times components for which all pairs are examined.
 const PAIRS: usize = 1 << 20;
 
-/// A row's keys and what they weigh.
+/// Keys of a row, and the rule for their weights.
 pub(super) struct Weighed {
     pub(super) keys: Vec<f64>,
     pub(super) about: WideScores,
@@ -36,7 +20,7 @@ pub(super) struct Weighed {
 }
 
 impl Weighed {
-    /// Reads a row once; all that is said about it holds for this copy.
+    /// Reads a row once; every statement on the row is about this copy.
     pub(super) fn read(
         scores: &Scores<'_>,
         row: usize,
@@ -65,7 +49,7 @@ impl Weighed {
         Ok(Weighed { keys, about, eta, slack })
     }
 
-    /// The weight of a key when `largest` weighs about 1; relative error `eta`, or below 2^-1021.
+    /// Returns the weight of a key when `largest` weighs about 1; relative error `eta`, or below 2^-1021.
     #[inline]
     pub(super) fn weigh(&self, key: f64, largest: f64) -> f64 {
         match self.about.weight_kind {
@@ -78,12 +62,13 @@ impl Weighed {
         }
     }
 
-    /// What a side weighs when the row's largest key weighs 1.
+    /// Returns the mass of a side when the row's largest key weighs 1.
     fn mass(&self, side: &Side) -> f64 {
         side.total * self.weigh(side.heaviest, self.about.largest)
     }
 
-    /// Bounds of the tail mass. A side far below the other is weighed by a product that may underflow.
+    /// Returns the upper and lower bound of the tail mass. A side far below the other is weighed by a product that may
+    /// underflow.
     fn tail_mass(&self, split: &SplitSums) -> (f64, f64) {
         let flush = 2.0 * self.slack.flush.max(2f64.powi(-1021));
         let upper = split.upper(2.0 * self.slack.certify, flush);
@@ -93,16 +78,16 @@ impl Weighed {
     }
 }
 
-/// The kept keys of a row, or the dropped ones.
+/// Kept keys of a row, or the dropped ones.
 pub(super) struct Side {
     pub(super) members: Vec<u32>,
-    /// Weights against the side's largest key.
+    /// Weights relative to the side's largest key.
     weights: Vec<f64>,
     heaviest: f64,
     total: f64,
-    /// The computed mean of the points.
+    /// Computed mean of the points.
     mean: Vec<f64>,
-    /// How far the real mean may be from it.
+    /// Bound on the distance of the real mean from it.
     radius: f64,
 }
 
@@ -144,9 +129,9 @@ pub(super) struct Parted<'a> {
     /// `None` if nothing is kept.
     head: Option<Side>,
     tail: Side,
-    /// The computed a, in the cloud's coordinates.
+    /// Computed a, in the cloud's coordinates.
     answer: Vec<f64>,
-    /// How far the real one may be.
+    /// Bound on the distance of the real a from it.
     answer_radius: f64,
     /// Upper and lower bound of tau.
     pub(super) tail_mass: (f64, f64),
@@ -168,7 +153,7 @@ pub(super) struct Bounds {
 }
 
 impl<'a> Parted<'a> {
-    /// Parts the visible keys; `None` if nothing is dropped, so that the error is exactly 0.
+    /// Splits the visible keys; `None` if nothing is dropped, so that the error is exactly 0.
     pub(super) fn new(
         cloud: &'a Cloud,
         weighed: &'a Weighed,
@@ -210,12 +195,12 @@ impl<'a> Parted<'a> {
         Some(Parted { cloud, weighed, head, tail, answer, answer_radius, tail_mass, shift })
     }
 
-    /// The upper bound of the error through the identity `tau |mu_T - a|`.
+    /// Returns the upper bound of the error through the identity `tau |mu_T - a|`.
     pub(super) fn exact(&self) -> f64 {
         self.cloud.publish(self.tail_mass.0, self.shift.0)
     }
 
-    /// All bounds.
+    /// Returns all bounds.
     pub(super) fn bounds(&self, outline: &Outline) -> Bounds {
         let (cloud, tail, tau) = (self.cloud, &self.tail, self.tail_mass.0);
         let (farthest, reach) = self.reach(tail);
@@ -264,8 +249,8 @@ impl<'a> Parted<'a> {
         }
     }
 
-    /// Over the keys of a side: the largest square of a distance from a, as computed, and an upper bound of the root mean square
-    /// distance, by the triangle inequality for the roundings.
+    /// Returns, over the keys of a side, the largest computed squared distance from a, and an upper bound of the root
+    /// mean square distance, by the triangle inequality for the roundings.
     fn reach(&self, side: &Side) -> (f64, f64) {
         let cloud = self.cloud;
         let (mut farthest, mut squares) = (0.0, Compensated::default());
@@ -280,7 +265,7 @@ impl<'a> Parted<'a> {
         (farthest, root * grown * cloud.grow * UP + around)
     }
 
-    /// The largest distance of a kept from a dropped value, where all pairs can be looked at.
+    /// Returns the largest distance of a kept from a dropped value, if there are few enough pairs.
     fn farthest_pair(&self) -> Option<f64> {
         let (cloud, tail) = (self.cloud, &self.tail.members);
         let head = &self.head.as_ref()?.members;

@@ -1,16 +1,12 @@
-//! An upper bound of the largest eigenvalue of a sum of u u^T, proven without an eigenvalue solver.
-//!
-//! For a symmetric A, `lambda(A)^2 = lambda(A^2)`, and no eigenvalue exceeds the Frobenius norm. Squaring p times and taking
-//! the norm then overestimates by at most a factor `d^(1/2^(p+1))`. A computed square B is off by E with
-//! `|E| <= gamma_d |A| |A|` per entry, hence `lambda(A)^2 <= lambda(B) + gamma_d |A|_F^2`.
+//! Upper bound of the largest eigenvalue of a sum of u u^T, proven without an eigenvalue solver.
 
 use super::rounding::{BLOCK, UP, V};
 
-/// Multiplications that squaring may cost.
+/// Most multiplications for squarings.
 const EFFORT: usize = 1 << 26;
 const MOST_SQUARINGS: usize = 9;
 
-/// The sum of u u^T over points u of `d` components.
+/// Sum of u u^T over points u of `d` components.
 pub(super) struct Gram {
     d: usize,
     /// Upper triangle, row by row, in a full matrix.
@@ -46,7 +42,7 @@ impl Gram {
         self.in_block = 0;
     }
 
-    /// An upper bound of the largest eigenvalue for the real points, underflow aside.
+    /// Returns an upper bound of the largest eigenvalue for the real points, apart from underflow.
     pub(super) fn largest_eigenvalue(mut self) -> f64 {
         self.flush();
         let d = self.d;
@@ -64,7 +60,7 @@ impl Gram {
     }
 }
 
-/// An upper bound of the largest eigenvalue of a symmetric matrix of finite numbers.
+/// Returns an upper bound of the largest eigenvalue of a symmetric matrix of finite numbers.
 fn largest(mut matrix: Vec<f64>, d: usize) -> f64 {
     let per = d * d * d;
     let squarings = (EFFORT / per.max(1)).clamp(1, MOST_SQUARINGS);
@@ -73,7 +69,7 @@ fn largest(mut matrix: Vec<f64>, d: usize) -> f64 {
     for _ in 0..squarings {
         let norm = frobenius(&matrix, d);
         if norm < 1e-100 {
-            // Squares underflow; the trace will do.
+            // Squares underflow: use the trace.
             return f64::INFINITY;
         }
         for a in &mut matrix {
@@ -101,7 +97,7 @@ fn largest(mut matrix: Vec<f64>, d: usize) -> f64 {
     bound
 }
 
-/// An upper bound of the Frobenius norm.
+/// Returns an upper bound of the Frobenius norm.
 fn frobenius(matrix: &[f64], d: usize) -> f64 {
     let sum: f64 = matrix.chunks(d.max(1)).map(|row| row.iter().map(|a| a * a).sum::<f64>()).sum();
     sum.sqrt() * (1.0 + 2.0 * d as f64 * V) * UP

@@ -128,13 +128,13 @@ impl Chunks<'_> {
 }
 
 impl Part<'_> {
-    /// Whether a key, by its position among all, has no code.
+    /// Returns `true` if a key, by its position among all, has no code.
     fn is_bare(&self, key: usize) -> bool {
         self.uncoded.binary_search(&(key as u32)).is_ok()
     }
 }
 
-/// Where a key is.
+/// Place of a key.
 struct Place<'p> {
     part: Part<'p>,
     block: usize,

@@ -16,24 +16,25 @@ use crate::kernels::{LANES, LINE, STEP};
 pub struct Saved<'a> {
     /// Bytes, sixteen keys to a block.
     pub lines: Cow<'a, [u8]>,
-    /// What each key's codes are to be multiplied by, in whole groups.
+    /// Factor of each key's codes, in whole groups.
     pub scales: Cow<'a, [bf16]>,
-    /// How much each code loses at most.
+    /// Upper bound on the quantization error of each key.
     pub radii: Cow<'a, [bf16]>,
     /// Keys without a code, ascending.
     pub uncoded: Cow<'a, [u32]>,
-    /// What was taken from every key, in whole groups.
+    /// Mean subtracted from every key, in whole groups.
     pub mean: Cow<'a, [f32]>,
-    /// The Gram matrix of what codes lose.
+    /// Gram matrix of the quantization errors.
     pub gram: Cow<'a, [f64]>,
-    /// What the Gram matrix leaves out, the largest loss, the largest key, how many additions it is made of, the largest loss
-    /// that gets a code, the largest entry of any key, and the size of the frame's blocks.
+    /// In order: the error of the Gram matrix, the largest quantization error, the largest key, the number of additions
+    /// in the Gram matrix, the largest error that gets a code, the largest entry of any key, and the size of the
+    /// frame's blocks.
     pub numbers: [f64; 7],
-    /// That of the keys.
+    /// Fingerprint of the keys.
     pub fingerprint: [u64; 2],
 }
 
-/// What of a saved index is taken at its word.
+/// Parts of a saved index that are not checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
     /// Nothing that can be judged without the keys.
@@ -98,7 +99,7 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// What there is of each key, piece by piece.
+    /// Returns the stored data of the keys, piece by piece.
     #[cfg(feature = "files")]
     pub(in crate::index) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         self.chunks.parts()

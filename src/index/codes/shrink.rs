@@ -21,7 +21,7 @@ const STALE: f64 = 0.5;
 /// Fewer keys do not say how those are spread that will follow.
 const FEW: usize = 64;
 
-/// How codes will be cut off at the end.
+/// Plan for removing codes from the end.
 pub(in crate::index) struct Cut<'a> {
     len: usize,
     fingerprint: Fingerprint,
@@ -129,14 +129,14 @@ impl<'a> Codes<'a> {
         Ok(anew)
     }
 
-    /// Whether that sum of squares, of keys that are gone, is too much of what is known of all.
+    /// Returns `true` if this sum of squares, of removed keys, is too large a part of the Gram form's trace.
     fn is_stale(&self, gone: f64) -> bool {
         // Where nothing is lost nothing loosens.
         let trace = self.gram.trace();
         trace > 0.0 && gone > STALE * trace
     }
 
-    /// What of the Gram form must be of keys that are gone, where nobody has counted.
+    /// Returns the part of the Gram form's trace that must be of removed keys, if it was not counted.
     pub(super) fn unaccounted(gram: &Gram<'_>, present: f64) -> f64 {
         (gram.trace() - present).max(0.0)
     }

@@ -1,4 +1,4 @@
-//! What stands before the parts of an index in a file: the one safetensors header that is written for them, and no other.
+//! Header of an index file: the one safetensors header that is written, and no other.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::runtime::memory::{list, product};
 const VERSION: usize = 2;
 /// No reader of this format takes a longer one.
 pub(super) const LONGEST: usize = 1 << 24;
-/// What stands for the hash of the file while it is taken.
+/// Placeholder of the file's hash while it is computed.
 pub(super) const NO_SHA256: &str =
     "0000000000000000000000000000000000000000000000000000000000000000";
 
@@ -39,7 +39,7 @@ const KINDS: [&[(Kind, &str, &str, usize)]; 4] = [
     &[(Kind::Codes, "codes", "U8", 1)],
 ];
 
-/// What a header says of an index.
+/// Contents of a header.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct About {
     /// That of the keys.
@@ -143,7 +143,7 @@ impl About {
         Ok(header)
     }
 
-    /// What a header says, from the eight bytes that hold its length on.
+    /// Returns the contents of a header, which starts with the eight bytes of its length.
     ///
     /// # Errors
     /// [`Error::IndexFile`] for any header that is not written for an index of this version; [`Error::NoMemory`].
@@ -175,7 +175,7 @@ impl About {
     }
 }
 
-/// What is left of a text that is read from the front.
+/// Rest of a text that is parsed from the front.
 struct Rest<'t>(&'t str);
 
 impl Rest<'_> {
@@ -204,7 +204,7 @@ impl Rest<'_> {
         Some(before.into())
     }
 
-    /// What stands behind the version.
+    /// Parses the rest after the version.
     fn about(&mut self) -> Option<About> {
         self.skip(r#", \"shape\": ["#)?;
         let mut shape = vec![self.number()?];

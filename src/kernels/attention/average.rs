@@ -7,7 +7,7 @@ use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
 use crate::kernels::matrix::{AHEAD, Keys, Picked};
 use crate::kernels::simd::{Pass, Simd};
 
-/// Groups of entries that are summed at a time.
+/// Groups of entries summed at a time.
 const WIDTH: usize = 4;
 
 struct Average<'a, E, W> {
@@ -18,7 +18,7 @@ struct Average<'a, E, W> {
 }
 
 impl<E: Element, W: Copy + Into<f64>> Average<'_, E, W> {
-    /// Adds rows from one on, as many as there are weights, to `G` groups of sums from an entry on.
+    /// Adds rows from `from` on, as many as there are weights, to `G` groups of sums from an entry on.
     #[inline(always)]
     unsafe fn groups<L: Level, const G: usize>(
         &mut self,
@@ -26,7 +26,7 @@ impl<E: Element, W: Copy + Into<f64>> Average<'_, E, W> {
         weights: &[E::Scalar],
         at: usize,
     ) {
-        // Rows are fetched ahead by the first of these calls.
+        // The first of these calls prefetches rows.
         let fetched = match self.picked {
             Picked::Listed(list) if at == 0 => list.get(from + AHEAD..).unwrap_or(&[]),
             _ => &[],
@@ -72,8 +72,8 @@ impl<E: Element, W: Copy + Into<f64>> Pass for Average<'_, E, W> {
 }
 
 impl Simd {
-    /// Adds weighted rows (as many of a list as there are weights; what follows is fetched ahead) to sums in whole
-    /// groups: sixteen terms at a time in the rows' own precision, weights rounded to it, then in f64.
+    /// Adds weighted rows to sums in whole groups: sixteen terms at a time in the rows' own precision, with weights
+    /// rounded to it, then in f64. Of a list as many rows are read as there are weights; the next ones are prefetched.
     pub(crate) fn average<E: Element, W: Copy + Into<f64>>(
         self,
         values: Keys<'_, E>,
@@ -110,7 +110,7 @@ impl<E: Element, const Q: usize> Shared<'_, E, Q> {
             let row = self.values.row(from + i);
             let mut entries = [LanesOf::<L, E>::splat(E::Scalar::default()); G];
             for (g, entries) in entries.iter_mut().enumerate() {
-                // Of several groups all are whole.
+                // If there are several groups, all are whole.
                 *entries = if G > 1 {
                     E::load::<L>(row.as_ptr().add(at + g * LANES))
                 } else {
@@ -137,7 +137,7 @@ impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let (count, width) = (self.weights[0].len(), self.sums[0].len());
-        // As many groups of entries as registers hold the sums of.
+        // As many groups of entries as fit the registers with their sums.
         let each = Q * size_of::<E::Scalar>() / size_of::<f32>();
         let wide = match each {
             _ if !L::ROOMY => 1,
@@ -170,7 +170,8 @@ impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
 }
 
 impl Simd {
-    /// The same as [`Simd::average`], of rows from one on with the weights of several, which are read once for all.
+    /// Averages as [`Simd::average`], for rows from `from` on with several sets of weights. Rows are read once for all
+    /// sets.
     pub(crate) fn shared_average<E: Element, const Q: usize>(
         self,
         values: Keys<'_, E>,
@@ -182,7 +183,7 @@ impl Simd {
         assert!(sums.iter().all(|sums| sums.len() == width));
         assert!(weights.iter().all(|each| each.len() == weights[0].len()));
         if Q == 1 {
-            // What is shared with nobody takes the straighter way.
+            // Unshared rows take the simpler path.
             self.average(values, Picked::From(from), weights[0], &mut *sums[0]);
         } else {
             self.run(Shared { values, from, weights, sums });
@@ -211,7 +212,7 @@ impl<E: Element> Pass<f64> for Farthest<'_, E> {
                 }
                 sum.sum()
             };
-            // Not a number stays, whatever follows.
+            // NaN stays NaN.
             most = if square <= most { most } else { square };
             if square.is_nan() {
                 return square;
@@ -222,7 +223,7 @@ impl<E: Element> Pass<f64> for Farthest<'_, E> {
 }
 
 impl Simd {
-    /// The largest square of a distance of rows from a centre, in f64; NaN if a row is not finite.
+    /// Returns the largest squared distance of rows from a centre, in f64; NaN if a row is not finite.
     pub(crate) fn farthest<E: Element>(
         self,
         values: Keys<'_, E>,

@@ -16,7 +16,7 @@ struct Products<'a, E> {
 }
 
 impl<E: Element> Products<'_, E> {
-    /// Those of several rows of whole groups, whose sums are in registers side by side.
+    /// Computes the products of several rows of whole groups, with their sums side by side in registers.
     #[inline(always)]
     unsafe fn beside<L: Level>(&mut self, at: usize) {
         let rows: [*const E; SUMS] =
@@ -41,7 +41,7 @@ impl<E: Element> Pass for Products<'_, E> {
             Picked::Listed(list) => list.len(),
         };
         let mut done = 0;
-        // Keys that lie behind each other come as fast as they are summed one by one.
+        // Consecutive keys arrive as fast as they are summed one by one.
         if let Picked::Listed(list) = self.picked
             && L::ROOMY
             && self.keys.in_groups()
@@ -95,7 +95,7 @@ impl<E: Element> Pass<f64> for Largest<'_, E> {
 }
 
 impl Simd {
-    /// The largest absolute entry of some rows; numbers that are none may be passed over.
+    /// Returns the largest absolute entry of some rows; NaN may be ignored.
     pub(crate) fn largest<E: Element>(
         self,
         keys: Keys<'_, E>,
@@ -105,8 +105,8 @@ impl Simd {
         self.run(Largest { keys, picked, count })
     }
 
-    /// The products of a query with some rows (as many of a list as there are places; what follows is fetched ahead),
-    /// each sum `width / 16` terms deep and then a tree over sixteen lanes.
+    /// Computes the products of a query with some rows, each sum `width / 16` terms deep and then a tree over sixteen
+    /// lanes. Of a list as many rows are read as there are places; the next ones are prefetched.
     pub(crate) fn products_f64<E: Element>(
         self,
         keys: Keys<'_, E>,

@@ -7,9 +7,9 @@ use crate::kernels::isa::{Element, LANES, Lanes, Level};
 use crate::kernels::matrix::{AHEAD, Keys};
 use crate::kernels::simd::{Pass, Simd};
 
-/// Rows that are asked for at once: more would push each other out.
+/// Rows prefetched at once: more would evict each other.
 const AT_ONCE: usize = 64;
-/// Keys whose sums are in registers at a time.
+/// Keys with sums in registers at a time.
 const BESIDE: usize = 4;
 
 struct Scores<'a, E> {
@@ -72,13 +72,13 @@ impl<E: Element> Pass for Fetch<'_, E> {
 }
 
 impl Simd {
-    /// Asks for the first rows of a list, which will be read soon.
+    /// Prefetches the first rows of a list.
     pub(crate) fn fetch_listed<E: Element>(self, keys: Keys<'_, E>, list: &[u32]) {
         self.run(Fetch { keys, list: &list[..list.len().min(AT_ONCE)] });
     }
 
-    /// The products of a query, in whole groups, with as many keys of a list as there are places, times a scale. Each sum is
-    /// `width / 16` fused terms deep, then a tree over sixteen lanes; the scale is one rounding more.
+    /// Computes the products of a query, in whole groups, with listed keys, times a scale, as many as there are places.
+    /// Each sum is `width / 16` fused terms deep, then a tree over sixteen lanes; the scale is one more rounding.
     pub(crate) fn scores_listed<E: Element<Scalar = f32>>(
         self,
         keys: Keys<'_, E>,

@@ -1,7 +1,7 @@
 //! Products of many queries with the same keys, in f64: a lane is a key.
 //!
 //! Keys are widened and laid side by side a panel at a time, so that sums stay in their lanes. Each sum takes its terms
-//! one after another, whatever the level and whichever queries and keys are beside it.
+//! one after another, at every level and beside any other queries and keys.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -14,9 +14,9 @@ use crate::kernels::simd::{Pass, Simd};
 const GROUPS: usize = 2;
 /// Keys of a panel.
 pub(crate) const SIDE: usize = GROUPS * LANES;
-/// Entries of a panel, which then fits a first-level cache; sums of so many terms are added up.
+/// Entries of a panel, which then fits a first-level cache; sums of that many terms are added up.
 pub(crate) const DEPTH: usize = 8 * LANES;
-/// Keys that are turned together: their entries are written four at a time.
+/// Keys transposed together: their entries are written four at a time.
 const TURNED: usize = 4;
 
 /// Lays some entries of `count` keys side by side, entry after entry, with zeros behind the last key.
@@ -72,13 +72,13 @@ struct Multiply<'a, 'b> {
     queries: Queries<'a>,
     entry: usize,
     to: &'a mut [&'b mut [f64]],
-    /// Where in a row of products those of the panel go.
+    /// Offset of the panel's products in a row of products.
     at: usize,
     count: usize,
 }
 
 impl Multiply<'_, '_> {
-    /// The products of `R` queries with `C` groups of keys, added to those of entries before.
+    /// Adds the products of `R` queries with `C` groups of keys to those of entries before.
     #[inline(always)]
     unsafe fn tile<L: Level, const R: usize, const C: usize>(&mut self, row: usize, side: usize) {
         if side >= self.count {
@@ -114,7 +114,7 @@ impl Pass for Multiply<'_, '_> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         const FEW: usize = 2;
-        // As many sums as hide the latency of an addition; which are found together is all the same to each.
+        // As many sums as hide the latency of an addition. The grouping does not change their bits.
         const MANY: usize = 4;
         let rows = self.to.len();
         let mut row = 0;
@@ -154,8 +154,8 @@ impl Simd {
         self.run(Lay { keys, from, count, entry, panel, squares });
     }
 
-    /// The products of queries with the first `count` keys of a panel that begins with an entry; those of each query go
-    /// to its row, from a place on, to what is there of entries before.
+    /// Adds the products of queries with the first `count` keys of a panel that begins at `entry`. Each query's
+    /// products go to its row, from `at` on, on top of those of entries before.
     pub(crate) fn multiply(
         self,
         panel: &[f64],

@@ -1,4 +1,4 @@
-//! The passes over stored vectors: products with queries, weighted sums, and both together over tiles of rows.
+//! Passes over stored vectors: products with queries, weighted sums, and both together over tiles of rows.
 
 mod average;
 mod dot;

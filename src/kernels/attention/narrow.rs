@@ -1,7 +1,7 @@
-//! Products of many queries with the same keys, in f32 or in f64: a lane is a key. Keys are laid side by side once, for all
-//! queries, in f32, which holds them exactly.
+//! Products of many queries with the same keys, in f32 or in f64: a lane is a key. Keys are laid side by side once, for
+//! all queries, in f32, which holds them exactly.
 //!
-//! Each sum takes its terms one after another, whatever the level and whichever queries and keys are beside it.
+//! Each sum takes its terms one after another, at every level and beside any other queries and keys.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -61,7 +61,7 @@ struct MultiplyNarrow<'a> {
     dim: usize,
     to: &'a mut [f32],
     stride: usize,
-    /// Where in a row of products those of the panel go.
+    /// Offset of the panel's products in a row of products.
     at: usize,
 }
 
@@ -85,7 +85,7 @@ impl Pass for MultiplyNarrow<'_> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         const FEW: usize = 4;
-        // As many sums as hide the latency of an addition; which are found together is all the same to each.
+        // As many sums as hide the latency of an addition. The grouping does not change their bits.
         const MANY: usize = 8;
         let rows = self.queries.len() / self.dim;
         let mut row = 0;
@@ -173,8 +173,8 @@ impl Pass for MultiplyWide<'_> {
 }
 
 impl Simd {
-    /// Lays up to [`BESIDE`] keys in a panel, `BESIDE` places for each entry, and writes the sums of their squares, each of
-    /// which is in f64.
+    /// Lays up to [`BESIDE`] keys in a panel, `BESIDE` places for each entry, and writes the sums of their squares, in
+    /// f64.
     pub(crate) fn lay_narrow<E: Element<Scalar = f32>>(
         self,
         keys: Keys<'_, E>,
@@ -186,8 +186,8 @@ impl Simd {
         self.run(LayNarrow { keys, from, count, panel, squares });
     }
 
-    /// The products of queries with the keys of a panel, and 0 where there is none; those of each query go to its row of
-    /// `stride` places, from a place on.
+    /// Computes the products of queries with the keys of a panel, and 0 for missing keys. Each query's products go to
+    /// its row of `stride` places, from `at` on.
     ///
     /// Each is a chain of as many fused steps in f32 as vectors have entries.
     pub(crate) fn multiply_narrow(
@@ -202,7 +202,7 @@ impl Simd {
         self.run(MultiplyNarrow { panel, queries, dim, to, stride, at });
     }
 
-    /// The same in f64, with the same entries of the keys.
+    /// Computes the same in f64, from the same entries of the keys.
     pub(crate) fn multiply_wide(
         self,
         panel: &[f32],

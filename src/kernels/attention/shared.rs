@@ -1,4 +1,4 @@
-//! Products of consecutive stored vectors with several queries, which are read once for all, in f32 or in f64.
+//! Products of consecutive stored vectors with several queries, in f32 or in f64. The vectors are read once for all.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -7,10 +7,10 @@ use crate::kernels::isa::{BESIDE, Element, LANES, Lanes, Level, Scalar};
 use crate::kernels::matrix::Keys;
 use crate::kernels::simd::{Pass, Simd};
 
-/// Queries whose sums are in registers at a time, where these are few.
+/// Most queries with sums in registers at a time.
 const FEW: usize = 4;
 
-/// Sums are in `S`; `finish` makes of each what is stored.
+/// Pass with sums in `S`; `finish` converts each to its stored form.
 struct Shared<'a, E, S, F, const Q: usize> {
     keys: Keys<'a, E>,
     from: usize,
@@ -21,7 +21,7 @@ struct Shared<'a, E, S, F, const Q: usize> {
 }
 
 impl<E: Element, S: Scalar, F: Fn(S) -> f64, const Q: usize> Shared<'_, E, S, F, Q> {
-    /// The sums of `K` keys of whole groups with all queries, side by side in registers: as many sums as are taken at a time.
+    /// Sums `K` keys of whole groups with all queries, side by side in registers.
     #[inline(always)]
     unsafe fn beside<L: Level, const K: usize>(&mut self, at: usize) {
         // The other arms of the match that calls this are never reached.
@@ -47,7 +47,7 @@ impl<E: Element, S: Scalar, F: Fn(S) -> f64, const Q: usize> Shared<'_, E, S, F,
         }
     }
 
-    /// The sums of one key, a few queries at a time.
+    /// Sums one key, a few queries at a time.
     #[inline(always)]
     unsafe fn one<L: Level>(&mut self, at: usize) {
         if Q <= FEW {
@@ -59,7 +59,7 @@ impl<E: Element, S: Scalar, F: Fn(S) -> f64, const Q: usize> Shared<'_, E, S, F,
         }
     }
 
-    /// The sums of one key with `R` queries from one on.
+    /// Sums one key with `R` queries from `first` on.
     #[inline(always)]
     unsafe fn some<L: Level, const R: usize>(&mut self, at: usize, first: usize) {
         let row = self.keys.row(self.from + at);
@@ -81,7 +81,7 @@ impl<E: Element, S: Scalar, F: Fn(S) -> f64, const Q: usize> Pass for Shared<'_,
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let (count, mut at) = (self.to[0].len(), 0);
-        // For fewer queries memory is what takes time, and more keys at once are slower to come.
+        // With fewer queries memory is the bottleneck, and more keys at once arrive later.
         if L::ROOMY && Q >= FEW && self.keys.in_groups() {
             while at + BESIDE / Q <= count {
                 match Q {
@@ -98,7 +98,7 @@ impl<E: Element, S: Scalar, F: Fn(S) -> f64, const Q: usize> Pass for Shared<'_,
 }
 
 impl Simd {
-    /// The same as [`Simd::products_f64`], of rows from one on with several queries.
+    /// Computes the same as [`Simd::products_f64`], for rows from `from` on with several queries.
     pub(crate) fn shared_products<E: Element, const Q: usize>(
         self,
         keys: Keys<'_, E>,
@@ -109,7 +109,7 @@ impl Simd {
         self.share(keys, from, (queries, |sum| sum), to);
     }
 
-    /// The same as [`Simd::scores_listed`], of rows from one on with several queries.
+    /// Computes the same as [`Simd::scores_listed`], for rows from `from` on with several queries.
     pub(crate) fn scores_shared<E: Element<Scalar = f32>, const Q: usize>(
         self,
         keys: Keys<'_, E>,

@@ -15,7 +15,7 @@ fn entries(count: usize, seed: u32) -> Vec<f64> {
     (0..count).map(|_| 3.0 * next() * next()).collect()
 }
 
-/// What the passes over stored vectors return, as bits.
+/// Returns the results of the passes over stored vectors, as bits.
 fn digest<E: Element>(simd: Simd, (count, dim): (usize, usize), from: fn(f64) -> E) -> Vec<u64> {
     let stride = dim + 3;
     let stored: Vec<E> = entries(count * stride, 1).into_iter().map(from).collect();

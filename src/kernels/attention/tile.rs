@@ -1,8 +1,8 @@
 //! Attention of many rows over a block of keys, in f32: a lane is a row.
 //!
-//! Queries lie with their rows side by side, so that products need no reordering of keys and no sum across lanes;
-//! scores, their maxima and their weights stay in the same lanes. Every number of a row is computed by the same
-//! operations in the same order whatever the level and whichever rows are beside it.
+//! Queries lie with their rows side by side, so that products need no reordering of keys and no sum across lanes.
+//! Scores, their maxima and their weights stay in the same lanes. Every number of a row is computed by the same
+//! operations in the same order, at every level and beside any other rows.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -13,16 +13,16 @@ use crate::kernels::simd::{Pass, Simd};
 use crate::kernels::weights::exp;
 use crate::runtime::reused::Reused;
 
-/// Rows that are worked on together.
+/// Most rows per tile.
 pub(crate) const ROWS: usize = 4 * LANES;
-/// Keys of a block: so many weights are summed in f32 before they go to f64.
+/// Keys of a block: that many weights are summed in f32 before they go to f64.
 pub(crate) const BLOCK: usize = 128;
 /// Terms of a product that are summed one after another; such sums are then added up.
 pub(crate) const RUN: usize = 32;
 /// Rows of a tile of a product of matrices.
 const TILE: usize = 4;
 
-/// Rows on their way over blocks of keys.
+/// State of some rows after the blocks of keys so far.
 #[derive(Debug)]
 pub(crate) struct Rows {
     dim: usize,
@@ -34,14 +34,15 @@ pub(crate) struct Rows {
     queries: Reused<f32>,
     /// Key after key, of all rows: scores, then weights.
     weights: Reused<f32>,
-    /// The largest score so far: what weights are relative to.
+    /// Largest score so far, to which weights are relative.
     tops: [f32; ROWS],
     totals: [f64; ROWS],
     sums: Reused<f64>,
 }
 
 impl Rows {
-    /// At most [`ROWS`] queries of `dim` entries that are f32 numbers, over values of `width` entries, in whole groups.
+    /// Takes at most [`ROWS`] queries of `dim` entries that are f32 numbers, over values of `width` entries, in whole
+    /// groups.
     pub(crate) fn new<'a>(
         queries: impl ExactSizeIterator<Item = &'a [f64]>,
         (dim, width): (usize, usize),
@@ -68,7 +69,7 @@ impl Rows {
         rows
     }
 
-    /// The score that weighs 1, a row's weights together, and its weighted sum of values.
+    /// Returns the score of weight 1, the sum of a row's weights, and its weighted sum of values.
     pub(crate) fn row(&self, at: usize) -> (f64, f64, &[f64]) {
         (f64::from(self.tops[at]), self.totals[at], &self.sums[at * self.width..][..self.width])
     }
@@ -82,17 +83,17 @@ struct Attend<'a> {
     mask: BlockMask<'a>,
 }
 
-/// Which keys of a block each row sees.
+/// Keys of a block that each row sees.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum BlockMask<'a> {
-    /// So many, from the first.
+    /// Number of keys, from the first.
     First(&'a [f32; ROWS]),
-    /// Key after key, a number for each row: those above zero.
+    /// Key after key, a number for each row: positive if it sees the key.
     Each(&'a [f32]),
 }
 
 impl Attend<'_> {
-    /// The products of `R` keys with `C` groups of rows over some entries, added to what is there already.
+    /// Adds the products of `R` keys with `C` groups of rows over some entries.
     #[inline(always)]
     unsafe fn score<L: Level, const R: usize, const C: usize>(
         &mut self,
@@ -115,7 +116,7 @@ impl Attend<'_> {
         }
     }
 
-    /// Scores of all keys for `C` groups of rows.
+    /// Computes the scores of all keys for `C` groups of rows.
     #[inline(always)]
     unsafe fn scores<L: Level, const C: usize>(&mut self, at: usize) {
         let whole = self.count / TILE * TILE;
@@ -131,7 +132,7 @@ impl Attend<'_> {
         }
     }
 
-    /// Scores become weights.
+    /// Turns scores into weights.
     #[inline(always)]
     unsafe fn weigh<L: Level>(&mut self, at: usize) {
         let count = self.count;
@@ -156,7 +157,7 @@ impl Attend<'_> {
             score.store(to);
             top = score.max(top);
         }
-        // What has been summed is relative to a smaller score, where there was a larger one now.
+        // Earlier sums are rescaled where the largest score has grown.
         let before = L::F32::load(self.rows.tops[at..].as_ptr());
         let factors = exp(L::double(before).sub(L::double(top)));
         let totals = L::F64::load(self.rows.totals[at..].as_ptr()).mul(factors);
@@ -175,7 +176,7 @@ impl Attend<'_> {
         let mut sum = L::F32::splat(0.0);
         for key in 0..count {
             let to = scores.add(key * ROWS);
-            // A row that has seen nothing yet has the exponent NaN, which weighs nothing.
+            // The exponent of a row that has seen nothing yet is NaN, which weighs nothing.
             let weight = exp(L::F32::load(to).sub(top));
             weight.store(to);
             sum = sum.add(weight);
@@ -229,7 +230,8 @@ impl Pass for Attend<'_> {
 }
 
 impl Simd {
-    /// Takes rows over at most [`BLOCK`] keys. Keys that a row sees are finite, and no product with them overflows.
+    /// Takes rows over at most [`BLOCK`] keys. Keys that a row sees must be finite, and products with them must not
+    /// overflow.
     pub(crate) fn attend(
         self,
         rows: &mut Rows,

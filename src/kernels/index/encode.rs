@@ -1,4 +1,4 @@
-//! Keys as bytes, and what encoding them loses.
+//! Quantized keys, and the error of quantization.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -11,34 +11,34 @@ use crate::kernels::simd::{Pass, Simd};
 
 /// The largest code of either sign.
 const CODE: f32 = 127.0;
-/// What a byte is more than its code.
+/// Difference of a byte and its code.
 pub(crate) const BIAS: u8 = 128;
 /// 2^23 + 2^22: a float of this size has a last place of 1, so adding it rounds to an integer, ties to even.
 pub(super) const ROUND: f32 = 12_582_912.0;
 /// Scales of keys lie in this range: their reciprocals are normal numbers, and so are products of them with codes.
 const SCALES: (f32, f32) = (1e-30, 1e28);
 
-/// How keys are moved before they are rounded: `rotation(key - mean)`.
+/// Transformation of keys before they are rounded: `rotation(key - mean)`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Frame<'a> {
     /// One entry for each dimension, in whole groups.
     pub(crate) mean: &'a [f32],
-    /// Blocks of so many dimensions go through a Hadamard matrix (a power of two); 1 leaves keys as they are.
+    /// Size of the blocks of dimensions that go through a Hadamard matrix (a power of two); 1 leaves keys unrotated.
     pub(crate) block: usize,
-    /// -1 or 1 for each dimension: what it is multiplied by before the matrix.
+    /// -1 or 1 for each dimension: its factor before the matrix.
     pub(crate) signs: &'a [f32],
 }
 
-/// What encoding finds out about a key.
+/// Statistics of a quantized key.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Encoded {
-    /// What a code is to be multiplied by; 0 if the key cannot be encoded.
+    /// Factor of the codes; 0 if the key cannot be encoded.
     pub(crate) scale: bf16,
-    /// Sum of squares of what encoding loses, about.
+    /// Approximate sum of squares of the quantization error.
     pub(crate) lost: f32,
-    /// Sum of squares of the moved key, about.
+    /// Approximate sum of squares of the transformed key.
     pub(crate) square: f32,
-    /// The largest absolute entry of the key; NaN if there is one that is not finite.
+    /// Largest absolute entry of the key; NaN if an entry is not finite.
     pub(crate) largest: f32,
 }
 
@@ -46,14 +46,14 @@ struct Encode<'a, E> {
     keys: Keys<'a, E>,
     from: usize,
     frame: Frame<'a>,
-    /// Per key as many bytes as there are dimensions in whole groups.
+    /// Bytes of the keys, per key the number of dimensions in whole groups.
     bytes: &'a mut [u8],
-    /// Per key the moved key less what its code stands for.
+    /// Residuals: per key the transformed key minus its decoded form.
     residuals: &'a mut [f32],
     encoded: &'a mut [Encoded],
 }
 
-/// The Hadamard matrix of a power of two, not normalised, in place.
+/// Applies the Hadamard matrix of a power of two, not normalised, in place.
 #[inline(always)]
 fn hadamard(block: &mut [f32]) {
     let mut half = 1;
@@ -103,7 +103,7 @@ impl<E: Element<Scalar = f32>> Pass for Encode<'_, E> {
             encoded.largest = largest.largest() + spoiled.sum();
             encoded.square = square.sum();
             let scale = rounded_up(reach.largest() / CODE);
-            // Too large, or not a number at all: no codes for this one.
+            // Too large or NaN: no codes for this key.
             if !(scale.to_f32() <= SCALES.1 && encoded.square < f32::INFINITY) {
                 encoded.scale = bf16::ZERO;
                 residual.fill(0.0);
@@ -133,7 +133,7 @@ impl<E: Element<Scalar = f32>> Pass for Encode<'_, E> {
     }
 }
 
-/// The smallest bfloat16 number that is not below a value, and in the range of scales.
+/// Returns the smallest bfloat16 number that is not below a value, and in the range of scales.
 #[inline(always)]
 fn rounded_up(value: f32) -> bf16 {
     let value = value.max(SCALES.0);

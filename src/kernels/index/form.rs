@@ -1,5 +1,4 @@
-//! The form `y^T G y` of a symmetric matrix of which only the entries from the diagonal on are there, of one vector in f64 or of many in
-//! f32.
+//! The form `y^T G y` of a symmetric matrix stored from the diagonal on, of one vector in f64 or of many in f32.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -8,7 +7,7 @@ use crate::kernels::isa::{LANES, Lanes, Level};
 use crate::kernels::matrix::product;
 use crate::kernels::simd::{Pass, Simd};
 
-/// How often each entry of a group that holds the diagonal counts, by the row's place in the group.
+/// Multiplicity of each entry of a group that holds the diagonal, by the row's place in the group.
 const COUNTS: [[f64; LANES]; LANES] = {
     let mut counts = [[0.0; LANES]; LANES];
     let mut row = 0;
@@ -46,7 +45,7 @@ impl Pass<f64> for Form<'_> {
             for (i, counts) in COUNTS.iter().enumerate() {
                 let row = at + i;
                 let entries = L::F64::load(self.matrix[row * width + at..][..LANES].as_ptr());
-                // What is left of the diagonal may be anything, and counts nothing as long as it is finite.
+                // Entries left of the diagonal have multiplicity 0, so any finite value will do.
                 let counts = L::F64::load(counts.as_ptr()).mul(L::F64::splat(self.vector[row]));
                 sums[i % 2] = entries.mul_add(counts, sums[i % 2]);
             }
@@ -58,8 +57,9 @@ impl Pass<f64> for Form<'_> {
 }
 
 impl Simd {
-    /// The form of a vector in whole groups, each sum at most as many terms deep as the vector has entries and eight more. Entries of
-    /// the matrix left of the diagonal are not used; those in the diagonal's groups must be finite.
+    /// Returns the form of a vector in whole groups. Each sum is at most as many terms deep as the vector has entries
+    /// and eight more. Entries of the matrix left of the diagonal are not used; those in the diagonal's groups must be
+    /// finite.
     pub(crate) fn form(self, matrix: &[f64], vector: &[f64]) -> f64 {
         assert!(vector.len().is_multiple_of(LANES));
         assert!(matrix.len() == vector.len() * vector.len());
@@ -89,7 +89,7 @@ impl Forms<'_> {
         // `forms` has checked that rows and columns are there.
         let left = self.rows.as_ptr().add(first * width);
         let right = self.matrix.as_ptr().add(at);
-        // Below the diagonal there is nothing.
+        // Entries below the diagonal are zero.
         let depth = at + C * LANES;
         let sums = product::<L, f32, R, C>((left, width, 1), (right, width), depth);
         for (r, (sums, total)) in sums.into_iter().zip(totals).enumerate() {
@@ -132,8 +132,8 @@ impl Pass for Forms<'_> {
 }
 
 impl Simd {
-    /// The forms of vectors in whole groups with a matrix of f32 that has zeros below the diagonal: each entry of a product with it is at
-    /// most as many fused terms deep in f32 as vectors have entries, and what follows is f64.
+    /// Computes the forms of vectors in whole groups with an f32 matrix that has zeros below the diagonal. Each entry
+    /// of a product with it is at most as many fused f32 terms deep as vectors have entries; the rest is f64.
     pub(crate) fn forms(self, matrix: &[f32], rows: &[f32], to: &mut [f64]) {
         if to.is_empty() {
             return;

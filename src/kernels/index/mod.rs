@@ -1,4 +1,4 @@
-//! Keys as bytes: encoding them, summing the outer products of what encoding loses, and scoring them.
+//! Quantized keys: encoding, outer products of the residuals, and scores.
 
 mod encode;
 mod form;

@@ -1,4 +1,4 @@
-//! Outer products of what encoding loses, summed in integers.
+//! Outer products of residuals, summed in integers.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -76,7 +76,7 @@ struct Outer<'a> {
     packed: &'a [u8],
     /// The same without the bias.
     signed: &'a [i8],
-    /// The sum of each dimension's numbers.
+    /// Sum of each dimension's numbers.
     totals: &'a mut [i32],
     width: usize,
     square: f64,
@@ -84,7 +84,7 @@ struct Outer<'a> {
 }
 
 impl Outer<'_> {
-    /// The tile of rows `i ..` and columns `j ..`.
+    /// Computes the tile of rows `i ..` and columns `j ..`.
     #[inline(always)]
     unsafe fn tile<B: ByteDots, const GROUPS: usize>(&mut self, i: usize, j: usize) {
         let mut sums = [[B::short_zero(); GROUPS]; TILE.0];
@@ -137,10 +137,9 @@ impl BytePass for Outer<'_> {
 }
 
 impl Simd {
-    /// Adds the outer products of at most [`PANEL`] rows, rounded to multiples of a unit, to a matrix, of which the
-    /// entries left of the diagonal's groups are not touched. The unit must be at least a 127th of the largest absolute
-    /// entry, and its reciprocal a normal number. Returns the sum of squares of what rounding loses, about. `packed` is
-    /// scratch.
+    /// Adds the outer products of at most [`PANEL`] rows, rounded to multiples of `unit`, to a matrix. Entries left of
+    /// the diagonal's groups are not touched. The unit must be at least a 127th of the largest absolute entry, and its
+    /// reciprocal a normal number. Returns the approximate sum of squares of the rounding errors. `packed` is scratch.
     pub(crate) fn outer(
         self,
         rows: &[f32],

@@ -1,4 +1,4 @@
-//! A query in bytes, and what they leave out.
+//! Quantized queries, and their residuals.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -10,17 +10,17 @@ use crate::kernels::simd::{Pass, Simd};
 /// The largest number of a query in bytes.
 const MOST: f32 = 127.0;
 
-/// What is known of a vector in bytes. Sums of squares and the product are computed in f64.
+/// Statistics of a quantized vector. Sums of squares and the product are computed in f64.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Quantized {
-    /// What a byte of 1 stands for.
+    /// Value of a byte of 1.
     pub(crate) unit: f32,
-    /// The sum of all bytes.
+    /// Sum of all bytes.
     pub(crate) total: i32,
     pub(crate) square: f64,
-    /// Of what bytes leave out.
+    /// Sum of squares of the residual.
     pub(crate) rest_square: f64,
-    /// With the vector that was given beside it.
+    /// Product with the vector `beside`.
     pub(crate) product: f64,
 }
 
@@ -51,7 +51,7 @@ impl Pass<Quantized> for Quantize<'_> {
             let row = L::F32::load(row.as_ptr());
             let rounded = row.mul_add(inverse, round);
             let number = rounded.sub(round);
-            // Whole numbers, which f32 adds exactly.
+            // Integers, which f32 adds exactly.
             total = total.add(number);
             let left = number.mul_add(L::F32::splat(-unit), row);
             left.store(rest.as_mut_ptr());
@@ -72,8 +72,8 @@ impl Pass<Quantized> for Quantize<'_> {
 }
 
 impl Simd {
-    /// Writes the nearest bytes of a finite vector in whole groups, -127 to 127 for its largest entries, and what they leave out: each
-    /// entry of that is rounded once. `beside` is another vector.
+    /// Writes the nearest bytes of a finite vector in whole groups, -127 to 127 for its largest entries, and the
+    /// residuals, each rounded once. `beside` is another vector.
     pub(crate) fn quantize(
         self,
         row: &[f32],

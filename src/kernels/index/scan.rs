@@ -8,14 +8,14 @@ use half::bf16;
 use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP, Step, ask_for};
 use crate::kernels::simd::{BytePass, Simd};
 
-/// A query in whole numbers: [`Step`]s have 16 bits, [`Bytes`] eight.
+/// A quantized query: [`Step`]s have 16 bits, [`Bytes`] eight.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Coarse<'a, N = Step> {
-    /// Four for each line of sixteen keys.
+    /// Four numbers for each line of sixteen keys.
     pub(crate) steps: &'a [N],
-    /// What the bytes' bias adds to a product, negated.
+    /// Contribution of the bytes' bias to a product, negated.
     pub(crate) correction: i32,
-    /// What a product of numbers and codes is to be multiplied by, together with the key's scale.
+    /// Factor of a product of numbers and codes, together with the key's scale.
     pub(crate) factor: f32,
 }
 
@@ -28,7 +28,7 @@ impl<N> Default for Coarse<'_, N> {
 /// Four numbers of a query in eight bits each.
 pub(crate) type Bytes = [i8; STEP];
 
-/// How numbers of a query and bytes of keys are multiplied.
+/// Multiplication of a query's numbers with bytes of keys.
 pub(crate) trait Number: Copy {
     type Sums<B: ByteDots>: Copy;
     unsafe fn zero<B: ByteDots>() -> Self::Sums<B>;
@@ -68,10 +68,10 @@ impl Number for Bytes {
     }
 }
 
-/// Queries whose sums fit in the registers of every level; more must be a multiple.
+/// Queries whose sums fit in the registers of every level; a larger number must be a multiple.
 const FEW: usize = 4;
 
-/// Bytes of lines that are on their way while one is computed with.
+/// Bytes of lines that are prefetched ahead.
 const AHEAD: usize = 4096;
 
 struct Scan<'a, N, const Q: usize> {
@@ -82,7 +82,7 @@ struct Scan<'a, N, const Q: usize> {
 }
 
 impl<N: Number, const Q: usize> Scan<'_, N, Q> {
-    /// The scores of `R` queries from one on.
+    /// Computes the scores of `R` queries from `first` on.
     #[inline(always)]
     unsafe fn some<B: ByteDots, const R: usize>(&mut self, first: usize) {
         let steps = self.queries[0].steps.len();
@@ -122,8 +122,8 @@ impl<N: Number, const Q: usize> BytePass for Scan<'_, N, Q> {
 }
 
 impl Simd {
-    /// What keys score, as far as their codes know: the product of each with a query's numbers, times its scale, times
-    /// the query's factor; three roundings.
+    /// Computes the scores of quantized keys: the product of each with a query's numbers, times its scale, times the
+    /// query's factor. Three roundings.
     pub(crate) fn scan_codes<N: Number, const Q: usize>(
         self,
         lines: &[u8],

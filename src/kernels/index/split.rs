@@ -1,13 +1,13 @@
-//! Scores of encoded keys for several queries, split at an edge of each while they are in registers: what lies below is summed,
-//! what does not is listed, and nothing else is written.
+//! Scores of quantized keys for several queries, split in registers at an edge of each query. Scores below are summed,
+//! the others are listed, and nothing else is written.
 //!
-//! Weights below the edge are bounded from above, not computed: `2^t <= 2^floor(t) (1 + t - floor(t))`, a chord of a convex
-//! function, which is what the bits of `(t + 127) 2^23` are as a float. It is at most 6.2 % above.
+//! Weights below the edge are bounded from above, not computed: `2^t <= 2^floor(t) (1 + t - floor(t))`, a chord of a
+//! convex function, whose float has the bits of `(t + 127) 2^23`. It is at most 6.2 % above.
 //!
-//! What a chord may be too small by, u = 2^-24 (`certified_sums` has the same steps for weights): the difference from the shift rounds
-//! once (<= 87.4u), times a constant that is off by .23u (<= 20u); the bits are whole numbers below 2^30, of which the fused
-//! multiply-add rounds 6 binary digits and the conversion the rest (<= 64u + 2u); sums are 16 deep (16u). Together < 190u. What
-//! is below 2^-126 may be lost.
+//! Rounding may lower a chord, u = 2^-24 (`certified_sums` has the same steps for weights). The difference from the
+//! shift rounds once (<= 87.4u), times a constant that is off by .23u (<= 20u). The bits are integers below 2^30, of
+//! which the fused multiply-add rounds 6 binary digits and the conversion the rest (<= 64u + 2u). Sums are 16 deep
+//! (16u). Together < 190u. Weights below 2^-126 may be lost.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass, and so is the room behind pointers.
@@ -20,9 +20,9 @@ use crate::kernels::simd::{BytePass, Simd};
 use crate::kernels::weights::DEPTH;
 use crate::runtime::recycled::held;
 
-/// Keys at a time: so many groups are summed in f32.
+/// Keys at a time: that many groups are summed in f32.
 pub(crate) const SPLIT_KEYS: usize = DEPTH * LANES;
-/// Bytes of lines that are on their way while one is computed with.
+/// Bytes of lines that are prefetched ahead.
 const AHEAD: usize = 4096;
 
 /// One and a shift of the exponent, as the bits of floats have them.
@@ -32,43 +32,43 @@ const STEP_OF_EXPONENT: f32 = (1u32 << 23) as f32;
 /// One query's scores above its edge, and the sums of weights of those below.
 #[derive(Debug, Default)]
 pub(crate) struct Above {
-    /// No score below the edge is above this, and weights are relative to it.
+    /// Upper bound on the scores below the edge, to which weights are relative.
     pub(crate) shift: f32,
     pub(crate) edge: f32,
-    /// Ascending, and their scores.
+    /// Positions, ascending, then their scores.
     pub(crate) positions: Vec<u32>,
     pub(crate) scores: Vec<f32>,
-    /// How many, whatever is behind them to fill up a group; at first all.
+    /// Number of listed scores, without the padding of a group; at first all.
     pub(crate) count: usize,
-    /// Of a sample of all scores.
+    /// Mean and deviation of a sample of all scores.
     pub(crate) mean: f32,
     pub(crate) deviation: f32,
-    /// The threshold that was found among them.
+    /// Threshold found among them.
     pub(crate) found: f32,
-    /// Whether so many lie above the edge that nothing is listed.
+    /// `true` if so many scores lie above the edge that nothing is listed.
     pub(crate) flat: bool,
-    /// Whether the edge was too high, and another has been set; and how often that happened.
+    /// `true` if the edge was too high and was replaced; then the number of such misses.
     pub(crate) again: bool,
     pub(crate) misses: u32,
-    /// Upper bounds of sums of weights below, and of their squares, lane by lane: of the segment of keys that is split now.
+    /// Upper bounds of sums of weights below, and of their squares, lane by lane, for the current segment of keys.
     weights: [f64; LANES],
     squares: [f64; LANES],
-    /// The same of all segments before.
+    /// The same for all earlier segments.
     before: (f64, f64),
 }
 
 impl Above {
-    /// The memory of its lists.
+    /// Returns the bytes of its lists.
     pub(crate) fn bytes(&self) -> usize {
         held(&self.positions) + held(&self.scores)
     }
 
-    /// Another row is next.
+    /// Prepares for another row.
     pub(crate) fn forget(&mut self) {
         (self.again, self.misses) = (false, 0);
     }
 
-    /// Forgets what was found, and makes room for as many keys; not more than there is memory for.
+    /// Clears the results, and makes room for the keys, as far as memory allows.
     pub(crate) fn begin(&mut self, (shift, edge): (f32, f32)) {
         (self.shift, self.edge) = (shift, edge);
         self.positions.clear();
@@ -78,14 +78,14 @@ impl Above {
         self.count = usize::MAX;
     }
 
-    /// Begins another segment of keys: sums then do not depend on who has split which.
+    /// Ends a segment of keys: sums then do not depend on the threads that split them.
     pub(crate) fn end_segment(&mut self) {
         self.before.0 += total(&self.weights);
         self.before.1 += total(&self.squares);
         (self.weights, self.squares) = ([0.0; LANES], [0.0; LANES]);
     }
 
-    /// Takes up a segment that was split elsewhere, at the same edge; there is room.
+    /// Appends a segment that was split elsewhere at the same edge. There must be room.
     pub(crate) fn join(&mut self, other: &Above) {
         self.positions.extend_from_slice(&other.positions);
         self.scores.extend_from_slice(&other.scores);
@@ -93,7 +93,8 @@ impl Above {
         self.end_segment();
     }
 
-    /// Upper bounds of the sum of weights below the edge, and of their squares, but for what roundings may take from them.
+    /// Returns upper bounds of the sum of weights below the edge, and of their squares, before an allowance for
+    /// rounding.
     pub(crate) fn below(&self) -> (f64, f64) {
         (self.before.0 + total(&self.weights), self.before.1 + total(&self.squares))
     }
@@ -103,11 +104,11 @@ fn total(lanes: &[f64; LANES]) -> f64 {
     lanes.iter().sum()
 }
 
-/// Scores of keys on their way from products to lists, query after query.
+/// Scores of keys between products and lists, query after query.
 pub(crate) type Passing<const Q: usize> = [[[f32; LANES]; DEPTH]; Q];
 
-/// Keys at most [`SPLIT_KEYS`], the first of which has this position. `K` groups of keys at a time have their sums in registers,
-/// where there are many.
+/// Pass over at most [`SPLIT_KEYS`] keys, the first at position `first`. `K` groups of keys at a time have their sums
+/// in registers, if there are enough.
 struct Split<'a, 'b, N, const Q: usize, const K: usize> {
     lines: &'a [u8],
     scales: &'a [bf16],
@@ -120,7 +121,7 @@ struct Split<'a, 'b, N, const Q: usize, const K: usize> {
 }
 
 impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
-    /// Scores `G` groups from one on.
+    /// Scores `G` groups from `group` on.
     #[inline(always)]
     unsafe fn score<B: ByteDots, const G: usize>(&mut self, group: usize) {
         let steps = self.queries[0].steps.len();
@@ -140,7 +141,7 @@ impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
                 }
             }
         }
-        // Through memory, so that sums of products stay in registers until they are whole.
+        // Through memory, so that sums of products stay in registers until they are complete.
         let scales: [_; G] = std::array::from_fn(|k| {
             B::Level::load_bf16(self.scales.as_ptr().add((group + k) * LANES))
         });
@@ -154,7 +155,8 @@ impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
         }
     }
 
-    /// Sums the scores of a query below its edge, and lists the others; of the groups behind so many it sees a part.
+    /// Sums the scores of a query below its edge, and lists the others. The query sees the first `whole` groups in
+    /// full, and a part of the rest.
     #[inline(always)]
     unsafe fn divide<L: Level>(&mut self, r: usize, (whole, groups): (usize, usize)) {
         let Above { shift, edge, weights, squares, positions, scores: listed, .. } =
@@ -174,12 +176,12 @@ impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
                 scores.store(self.passing[r][group].as_mut_ptr());
             }
             let bits = scores.sub(shift).mul_add(exponents, one);
-            // What is not below the edge may be anything.
+            // Scores not below the edge may have any bits here.
             let below = scores.lt(edge);
             let weight = bits.max(nothing).as_bits().keep(below);
             sum = sum.add(weight);
             sum_of_squares = weight.mul_add(weight, sum_of_squares);
-            // What is no number is not below, and is looked at again.
+            // NaN is not below, and is examined again.
             let above = !L::F32::number(below);
             *mask = above;
             left |= u32::from(above != 0) << group;
@@ -224,9 +226,9 @@ impl<N: Number, const Q: usize, const K: usize> BytePass for Split<'_, '_, N, Q,
 }
 
 impl Simd {
-    /// Scores at most [`SPLIT_KEYS`] keys for some queries as [`Simd::scan_codes`] does, and splits them at the edge of each. What lies
-    /// below an edge does not exceed its shift. `first` is the position of the first key, and each query sees those before its
-    /// prefix.
+    /// Scores at most [`SPLIT_KEYS`] keys for some queries as [`Simd::scan_codes`] does, and splits them at the edge of
+    /// each. Scores below an edge must not exceed its shift. `first` is the position of the first key, and each query
+    /// sees those before its prefix.
     pub(crate) fn split_codes<N: Number, const Q: usize, const K: usize>(
         self,
         (lines, scales, first): (&[u8], &[bf16], usize),
@@ -240,7 +242,7 @@ impl Simd {
         assert!(lines.len() == scales.len() / LANES * steps * LINE);
         assert!(queries.iter().all(|query| query.steps.len() == steps));
         for to in &mut to {
-            // Both have as many: a key more, a score more.
+            // Both lists have the same length.
             assert!(to.positions.len() == to.scores.len() && to.edge <= to.shift);
             let room = |held: usize| held - to.positions.len() >= scales.len() + LANES;
             assert!(room(to.positions.capacity()) && room(to.scores.capacity()));

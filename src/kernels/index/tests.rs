@@ -6,7 +6,7 @@ use super::{Above, BIAS, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_K
 use crate::kernels::isa::{LANES, LINE, STEP, Step};
 use crate::kernels::{Keys, Simd};
 
-/// Where the bytes of a key's four dimensions are in the lines of its block.
+/// Returns the offset of the bytes of a key's four dimensions in the lines of its block.
 fn place(key: usize, step: usize, steps: usize) -> usize {
     (key / LANES * steps + step) * LINE + key % LANES * STEP
 }
@@ -151,7 +151,7 @@ fn what_is_lost_is_what_the_codes_leave() {
             }
         }
     }
-    // What is left after rounding is spread evenly over a unit, or less where residuals are smaller than one.
+    // The rounding error is spread evenly over a unit, or less where residuals are smaller than one.
     let even = (n * dim) as f64 * f64::from(unit).powi(2) / 12.0;
     assert!((0.3..1.1).contains(&(lost / even)), "{lost} {even}");
     for i in 0..dim {
@@ -187,7 +187,7 @@ fn all_levels_split_alike_and_bound_what_is_below() {
         let block = encode(Simd::current().unwrap(), &data, dim, 1);
         let (lines, scales) = lines(&block, dim);
         let first = 3 * SPLIT_KEYS;
-        // Of whole numbers below 128 both forms say the same.
+        // For integers below 128 both forms agree.
         let numbers: [Vec<[i8; STEP]>; Q] = std::array::from_fn(|q| {
             let number =
                 |j: usize| if j < dim { ((j * 37 + q * 91) % 255) as i32 - 127 } else { 0 };

@@ -157,7 +157,7 @@ impl Lanes for F32 {
     }
 }
 
-/// A mask in a general register: left alone, compilers compute with it where it is, on the ports of the vectors.
+/// Moves a mask to a general register. Else compilers compute with it in place, on the ports of the vectors.
 #[target_feature(enable = "avx512f")]
 #[inline]
 unsafe fn number(mask: __mmask16) -> u16 {

@@ -1,4 +1,4 @@
-//! Inner products of stored bytes with 16-bit numbers, in integers: exact, so every way to compute them is the same.
+//! Inner products of stored bytes with 16-bit numbers, in integers: exact, so all implementations agree.
 //!
 //! Bytes come in lines of 64: sixteen keys by four dimensions, a key's four behind each other. A number of the query is
 //! `256 * high + low` with both halves signed bytes, because the fastest instruction multiplies bytes only.
@@ -13,10 +13,10 @@ pub(crate) const STEP: usize = 4;
 /// Bytes of a line.
 pub(crate) const LINE: usize = STEP * LANES;
 
-/// Four 16-bit numbers of a query, in the forms that instructions want.
+/// Four 16-bit numbers of a query, in the forms that instructions need.
 ///
-/// The halves do not lie beside each other: compilers would load both at once, and take them apart in registers, which takes
-/// twice as long as spreading each from memory.
+/// The halves are not adjacent: compilers would load both at once and separate them in registers, which takes twice as
+/// long as broadcasting each from memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
@@ -26,7 +26,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// `256 * high + low`; numbers above 32 639 have no high half and are refused.
+    /// Returns the step of `256 * high + low`. Panics above 32 639, which has no high half.
     pub(crate) fn new(both: [i16; STEP]) -> Self {
         let low = both.map(|number| number as i8);
         let high = std::array::from_fn(|i| {
@@ -37,14 +37,14 @@ impl Step {
         Step { high, both, low }
     }
 
-    /// One of which only the form with both halves is read.
+    /// Returns a step for readers of `both` alone.
     #[inline(always)]
     fn widened(four: [i8; STEP]) -> Self {
         Step { high: four, both: four.map(i16::from), low: four }
     }
 }
 
-/// Has a line of memory brought near, if there is one at that address.
+/// Prefetches a line of memory, if there is one at that address.
 #[inline(always)]
 pub(crate) fn ask_for(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -69,7 +69,7 @@ pub(crate) trait ByteDots: Copy {
     unsafe fn zero() -> Self::Sums;
     /// Adds to sum i the products of bytes `4 i .. 4 i + 4` of a line and the numbers of a step.
     unsafe fn add(sums: Self::Sums, line: *const u8, step: Step) -> Self::Sums;
-    /// The sums and a number together, as f32, each rounded once.
+    /// Returns the sums plus a number, as f32, each rounded once.
     unsafe fn plus(sums: Self::Sums, number: i32) -> <Self::Level as Level>::F32;
 
     /// Sixteen sums of products of bytes with signed bytes.
@@ -78,7 +78,7 @@ pub(crate) trait ByteDots: Copy {
     /// Adds to sum i the products of bytes `4 i .. 4 i + 4` of a line and four signed bytes.
     unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; STEP]) -> Self::Short;
     unsafe fn short_sums(sums: Self::Short) -> [i32; LANES];
-    /// The sums and a number together, as f32, each rounded once.
+    /// Returns the sums plus a number, as f32, each rounded once.
     unsafe fn short_plus(sums: Self::Short, number: i32) -> <Self::Level as Level>::F32;
 }
 

@@ -1,4 +1,4 @@
-//! Stored f32, or what widens to it, computed in f64: the same scores where they are, in better arithmetic.
+//! Stored f32, or a type that widens to it, computed in f64: the same stored scores in better arithmetic.
 //!
 //! SAFETY: as in `lanes.rs`. A slice is seen as another type only where both have one representation.
 
@@ -45,12 +45,12 @@ impl<E: Element<Scalar = f32>> Element for Doubled<E> {
     }
 }
 
-/// A stored type that f64 can be computed from where it is.
+/// A stored type that can be read in place for computation in f64.
 pub(crate) trait InDouble: Element {
-    /// Whether that is better than what they are computed in otherwise.
+    /// `true` if f64 is more precise than the type otherwise computed in.
     const SINGLE: bool;
     type Double: Element<Scalar = f64>;
-    /// The same entries, to be computed in f64.
+    /// Returns the same entries, to be computed in f64.
     fn in_double(entries: &[Self]) -> &[Self::Double];
 }
 

@@ -1,4 +1,4 @@
-//! What an instruction set must provide: sixteen virtual lanes with IEEE operations and nothing else.
+//! Interface of an instruction set: sixteen virtual lanes with IEEE operations.
 //!
 //! Every pass is written once over these traits, so all levels execute the same sequence of correctly rounded
 //! operations on the same sixteen lanes and return the same bits. The portable implementation is the definition.
@@ -39,58 +39,58 @@ pub(crate) trait Lanes: Copy {
     unsafe fn ge(self, other: Self) -> Self::Mask;
     unsafe fn gt(self, other: Self) -> Self::Mask;
     unsafe fn eq(self, other: Self) -> Self::Mask;
-    /// Which lanes lie in `[lo, hi)`, in a general register.
+    /// Returns the set of lanes in `[lo, hi)`, in a general register.
     unsafe fn within(self, lo: Self, hi: Self) -> u16;
-    /// Whether either lane is NaN.
+    /// Returns a mask of the lanes where either operand is NaN.
     unsafe fn unordered(self, other: Self) -> Self::Mask;
-    /// Bit i is lane i.
+    /// Returns the mask as a number; bit i is lane i.
     unsafe fn bits(mask: Self::Mask) -> u16;
-    /// The same for masks that are used as numbers only: in a general register at once, where logic on it costs
-    /// nothing.
+    /// Returns the same for masks used as numbers only: moved to a general register at once, where logic is free.
     #[inline(always)]
     unsafe fn number(mask: Self::Mask) -> u16 {
         Self::bits(mask)
     }
     unsafe fn mask(bits: u16) -> Self::Mask;
-    /// The lanes where the mask holds, +0 elsewhere.
+    /// Returns the lanes where the mask holds, +0 elsewhere.
     unsafe fn keep(self, mask: Self::Mask) -> Self;
-    /// `where(mask, self, other)`.
+    /// Returns `where(mask, self, other)`.
     unsafe fn select(self, mask: Self::Mask, other: Self) -> Self;
-    /// `where(mask, self + other, self)` for `self` that is not -0.
+    /// Returns `where(mask, self + other, self)` for `self` that is not -0.
     unsafe fn add_where(self, mask: Self::Mask, other: Self) -> Self;
-    /// `self - floor(self)` for lanes that are at most -1, where the difference is exact; anything elsewhere.
+    /// Returns `self - floor(self)` for lanes that are at most -1, where the difference is exact; any number elsewhere.
     unsafe fn fraction(self) -> Self;
-    /// `self * 2^floor(exponent)` where the mask holds, if that is a normal number; +0 elsewhere.
+    /// Returns `self * 2^floor(exponent)` where the mask holds, if that is a normal number; +0 elsewhere.
     unsafe fn scale_by_floor(self, exponent: Self, mask: Self::Mask) -> Self;
-    /// `scale * (self - shift)` with the difference and the product taken in f64.
+    /// Returns `scale * (self - shift)` with the difference and the product taken in f64.
     unsafe fn affine(self, shift: f64, scale: f64) -> Self;
-    /// `wide + self`, lane by lane, in f64.
+    /// Returns `wide + self`, lane by lane, in f64.
     unsafe fn widen_add(self, wide: Self::Wide) -> Self::Wide;
-    /// The lanes in memory.
+    /// Returns the lanes as an array.
     #[inline(always)]
     unsafe fn array(self) -> [Self::Scalar; LANES] {
         let mut lanes = [Self::Scalar::default(); LANES];
         self.store(lanes.as_mut_ptr());
         lanes
     }
-    /// The sum of the lanes in their own precision: lane i and i + 8, then i + 4, i + 2, i + 1.
+    /// Returns the sum of the lanes in their own precision: lane i and i + 8, then i + 4, i + 2, i + 1.
     unsafe fn sum(self) -> Self::Scalar;
-    /// The sums of several groups of lanes, each as [`Lanes::sum`] has it.
+    /// Returns the sums of several groups of lanes, each in the order of [`Lanes::sum`].
     #[inline(always)]
     unsafe fn sums(groups: [Self; BESIDE]) -> [Self::Scalar; BESIDE] {
         groups.map(|group| group.sum())
     }
-    /// The largest lane, found in the same tree by [`Lanes::max`].
+    /// Returns the largest lane, found in the same tree by [`Lanes::max`].
     unsafe fn largest(self) -> Self::Scalar;
-    /// The smallest lane, found in the same tree by [`Lanes::min`].
+    /// Returns the smallest lane, found in the same tree by [`Lanes::min`].
     unsafe fn smallest(self) -> Self::Scalar;
-    /// Writes the lanes of the mask one behind another; may write anything to the rest of the sixteen places.
+    /// Writes the lanes of the mask one behind another; the rest of the sixteen places may receive any values.
     unsafe fn compress_store(self, bits: u16, to: *mut Self::Scalar);
 }
 
 /// Sixteen f32 lanes.
 pub(crate) trait Single: Lanes<Scalar = f32> {
-    /// The floats whose bits are the lanes as integers, rounded toward zero, of lanes in [0, 2^31); anything of others.
+    /// Returns the floats whose bits are the lanes as integers, rounded toward zero, for lanes in [0, 2^31); any floats
+    /// for others.
     unsafe fn as_bits(self) -> Self;
 }
 
@@ -98,24 +98,24 @@ pub(crate) trait Single: Lanes<Scalar = f32> {
 pub(crate) trait Level: Copy {
     type F32: Single<Wide = Self::F64>;
     type F64: Lanes<Scalar = f64, Wide = Self::F64>;
-    /// Whether thirty-two groups of f32 fit in registers.
+    /// `true` if thirty-two groups of f32 fit in registers.
     const ROOMY: bool = false;
 
-    /// f64 lanes rounded to f32.
+    /// Returns f64 lanes rounded to f32.
     unsafe fn single(lanes: Self::F64) -> Self::F32;
-    /// f32 lanes as f64.
+    /// Returns f32 lanes as f64.
     unsafe fn double(lanes: Self::F32) -> Self::F64;
-    /// The lowest byte of each lane.
+    /// Returns the lowest byte of each lane.
     unsafe fn low_bytes(lanes: Self::F32) -> [u8; LANES];
-    /// Asks for the cache line at an address, which may be any.
+    /// Prefetches the cache line at any address.
     unsafe fn prefetch(at: *const u8);
-    /// The same into the second cache, which has more room for requests on their way.
+    /// Prefetches into the second-level cache, which has more room for pending requests.
     unsafe fn prefetch_far(at: *const u8);
-    /// The same for a line that will be written.
+    /// Prefetches a line that will be written.
     unsafe fn prefetch_to_write(at: *const u8);
     unsafe fn load_f16(from: *const f16) -> Self::F32;
     unsafe fn load_bf16(from: *const bf16) -> Self::F32;
-    /// Bit i says whether byte i is not zero.
+    /// Returns the set of non-zero bytes; bit i is byte i.
     unsafe fn nonzero_bytes(from: *const u8) -> u16;
     /// Compresses `first, first + 1, ..` as [`Lanes::compress_store`] does.
     unsafe fn compress_count(first: u32, bits: u16, to: *mut u32);
@@ -127,22 +127,22 @@ pub(crate) trait Level: Copy {
 pub(crate) trait Scalar:
     Ordered + Default + Send + Sync + std::fmt::Debug + Into<f64> + 'static
 {
-    /// This type's lanes at a level.
+    /// Lanes of this type at a level.
     type Lanes<L: Level>: Lanes<Scalar = Self>;
     const INFINITY: Self;
     const NEG_INFINITY: Self;
     const LOWEST: Self;
-    /// Exponents below this are flushed: e^x would come close to the smallest normal number.
+    /// Exponent below which weights are flushed: e^x would come close to the smallest normal number.
     const CUT: Self;
     const LOG2_E: Self;
     /// Coefficients of 2^(1 + f) on [0, 1), constant term first.
     const POLYNOMIAL: &'static [Self];
 
-    /// The nearest value of this type.
+    /// Returns the nearest value of this type.
     fn nearest(value: f64) -> Self;
-    /// The smallest value of this type that is at least as large, of a number that is not NaN.
+    /// Returns the smallest value of this type that is at least `value`, which is not NaN.
     fn at_least(value: f64) -> Self;
-    /// Lanes that an element is computed in, in this type.
+    /// Converts the lanes that an element is computed in to this type.
     unsafe fn of<L: Level, E: Element>(lanes: LanesOf<L, E>) -> Self::Lanes<L>;
 }
 
@@ -209,35 +209,35 @@ pub(crate) trait Element: Copy + Default + Send + Sync + std::fmt::Debug + 'stat
     /// The stored value of a masked entry.
     const MASKED: Self;
 
-    /// `-self`; infinities keep their sign, because they say "masked" and "bad" whatever the scale.
+    /// Returns `-self`; infinities keep their sign, because they mean "masked" and "bad" for every scale.
     fn negated(self) -> Self;
-    /// The same number in the type computed in, exactly.
+    /// Returns the same number in the type computed in, exactly.
     fn widen(self) -> Self::Scalar;
-    /// Sixteen elements, widened.
+    /// Loads sixteen elements, widened.
     unsafe fn load<L: Level>(from: *const Self) -> <Self::Scalar as Scalar>::Lanes<L>;
     /// Copies sixteen elements and returns them, widened.
     unsafe fn copy<L: Level>(
         from: *const Self,
         to: *mut Self,
     ) -> <Self::Scalar as Scalar>::Lanes<L>;
-    /// Lanes of the type computed in, rounded to f32.
+    /// Returns lanes of the type computed in, rounded to f32.
     unsafe fn single<L: Level>(lanes: <Self::Scalar as Scalar>::Lanes<L>) -> L::F32;
-    /// Lanes of the type computed in, as f64.
+    /// Returns lanes of the type computed in, as f64.
     unsafe fn double<L: Level>(lanes: <Self::Scalar as Scalar>::Lanes<L>) -> L::F64;
-    /// The entries as they are, if they are stored in the type computed in.
+    /// Returns the entries in place, if they are stored in the type computed in.
     fn scalars(entries: &[Self]) -> Option<&[Self::Scalar]>;
 }
 
-/// The lanes that an element type is computed in at a level.
+/// Lanes that an element type is computed in at a level.
 pub(crate) type LanesOf<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
 
-/// What is in the right type already; unsafe only to look like the conversions beside it.
+/// Returns its argument; unsafe only to match the conversions beside it.
 #[inline(always)]
 unsafe fn already<T>(lanes: T) -> T {
     lanes
 }
 
-/// Through the registers that are returned.
+/// Copies through the registers that are returned.
 #[inline(always)]
 unsafe fn copy_lanes<L: Level, E: Scalar + Element<Scalar = E>>(
     from: *const E,
@@ -248,7 +248,7 @@ unsafe fn copy_lanes<L: Level, E: Scalar + Element<Scalar = E>>(
     lanes
 }
 
-/// As they are, and widened.
+/// Copies the stored elements, and returns them widened.
 #[inline(always)]
 unsafe fn copy_stored<L: Level, E: Element>(
     from: *const E,

@@ -1,4 +1,4 @@
-//! Instruction sets: sixteen virtual lanes, the portable code that defines them, and what each CPU has for them.
+//! Instruction sets: sixteen virtual lanes, the portable code that defines them, and each CPU's implementation.
 //!
 //! SAFETY: methods are `unsafe` as the traits have it, in `lanes.rs`.
 

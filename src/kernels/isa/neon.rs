@@ -52,7 +52,7 @@ const fn compressions<const SETS: usize>(lane_bytes: usize) -> [[u8; 16]; SETS] 
     table
 }
 
-/// What both float types do register by register, and how their lanes are combined.
+/// Declares a float type: its operations register by register, and the combination of its lanes.
 macro_rules! registers {
     ($name:ident, $float:ident, $vector:ident, $mask:ident, $each:literal, {
         splat: $splat:ident, load: $load:ident, store: $store:ident,
@@ -81,7 +81,7 @@ macro_rules! registers {
             ) -> [$mask; LANES / $each] {
                 from_fn(|i| f(self.0[i], other.0[i]))
             }
-            /// b where they are equal or one is NaN.
+            /// Returns b where they are equal or one is NaN.
             #[inline(always)]
             unsafe fn larger(a: $vector, b: $vector) -> $vector {
                 $select($gt(a, b), a, b)
@@ -158,7 +158,7 @@ macro_rules! registers {
             }
             #[inline(always)]
             unsafe fn unordered(self, other: Self) -> Self::Mask {
-                // Numbers are what equals itself; and all ones are none.
+                // NaN does not equal itself, and all ones are NaN.
                 self.test(other, |a, b| {
                     let numbers = $as_float($both($eq(a, a), $eq(b, b)));
                     $eq(numbers, numbers)
@@ -205,7 +205,7 @@ macro_rules! registers {
             registers!($name, $float);
         }
     };
-    // What is written by hand for each type.
+    // Methods written by hand for each type.
     (F32, f32) => {
         #[inline(always)]
         unsafe fn bits(mask: [uint32x4_t; 4]) -> u16 {
@@ -258,7 +258,7 @@ macro_rules! registers {
     (F64, f64) => {
         #[inline(always)]
         unsafe fn bits(mask: [uint64x2_t; 8]) -> u16 {
-            // Both halves of a lane say the same.
+            // Both halves of a lane agree.
             let words = mask.map(|lanes| vreinterpretq_u32_u64(lanes));
             narrow_mask(from_fn(|i| vuzp1q_u32(words[2 * i], words[2 * i + 1])))
         }

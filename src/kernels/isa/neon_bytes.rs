@@ -100,7 +100,7 @@ pub(crate) struct Dots<const MIXED: bool>;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Summed {
     sums: [int32x4_t; 4],
-    /// What the sums are too large by: signed bytes stand for those of a line less 128.
+    /// Excess of the sums: signed bytes are those of a line less 128.
     excess: int32x4_t,
 }
 

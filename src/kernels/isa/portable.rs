@@ -1,10 +1,10 @@
-//! The definition of the bits: sixteen lanes as an array, plain IEEE arithmetic.
+//! Definition of the bits: sixteen lanes as an array, in plain IEEE arithmetic.
 //!
 //! Compiled twice: for any CPU, where `mul_add` is a correctly rounded library call, and with FMA enabled.
 //!
-//! Compilers make vector code of what is done lane by lane, if it ends in memory: they work backwards from sixteen
-//! neighbouring stores. Where lanes are combined with each other they would work backwards from two numbers instead, so
-//! there the lanes go through [`black_box`] first. That changes the speed and nothing else.
+//! Compilers vectorize lane-wise code if it ends in memory: they work backwards from sixteen adjacent stores. Where
+//! lanes are combined with each other they would work backwards from two numbers instead, so there the lanes go through
+//! [`black_box`] first. That changes the speed only.
 //!
 //! SAFETY: methods are `unsafe` as the traits have it. They need no CPU feature; pointers must be valid for sixteen
 //! elements.
@@ -15,7 +15,7 @@ use half::{bf16, f16};
 
 use super::lanes::{LANES, Lanes, Level, Single};
 
-/// Portable code, at whatever features its entry point is compiled with.
+/// Portable code, with any features of its entry point.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
 
@@ -175,7 +175,7 @@ lanes!(f32, 23, |s: f32, shift: f64, scale: f64| (scale * (f64::from(s) - shift)
 // Halves, because the difference of two scores may overflow where the scaled one does not.
 lanes!(f64, 52, |s: f64, shift: f64, scale: f64| (0.5 * s - 0.5 * shift) * scale * 2.0);
 
-/// The lowest bits of sixteen bytes that are 0 or 1.
+/// Gathers the lowest bits of sixteen bytes that are 0 or 1.
 #[inline(always)]
 fn gather(bytes: Array<u8>) -> u16 {
     let bytes = u128::from_le_bytes(black_box(bytes).0);
@@ -200,7 +200,7 @@ impl Single for Array<f32> {
     }
 }
 
-/// Elements that [`compress`] writes before it looks whether there are more.
+/// Elements that [`compress`] writes before it tests for more.
 const FEW: usize = 4;
 
 /// For each set of eight lanes, the lanes of the set first.
@@ -221,7 +221,7 @@ static CHOSEN: [[u8; 8]; 256] = {
     table
 };
 
-/// For each set of eight lanes, whether it has a lane.
+/// For each set of eight lanes, a flag per lane of the set.
 static MASKS: [[bool; 8]; 256] = {
     let mut table = [[false; 8]; 256];
     let mut at = 0;
@@ -252,7 +252,7 @@ unsafe fn compress<T: Copy>(values: &[T; LANES], bits: u16, to: *mut T) {
     }
 }
 
-/// An f16 as f32, by its bits.
+/// Returns an f16 as f32, by its bits.
 #[inline(always)]
 fn widen(half: u16) -> f32 {
     // Exponents gain 112, infinities and NaNs twice that; subnormal numbers borrow a leading one.

@@ -1,8 +1,8 @@
-//! The boundaries of several short rows at a time.
+//! Boundaries of several short rows at a time.
 //!
-//! One short row after another would wait for latencies: every step needs the result of the one before. So each step is
+//! Short rows in sequence would wait for latencies: every step needs the result of the one before. So each step is
 //! taken for all rows of a small batch before the next, and the waits overlap. The steps up to the candidate for the
-//! boundary only show the way; what a decision ends with is summed in the order of the row.
+//! boundary are rough; the sums behind a decision are taken in the order of the row.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for as many scores and weights
 //! behind pointers as it is told, in whole groups, with room for two groups more where it writes.
@@ -17,15 +17,15 @@ use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
 use crate::kernels::simd::{Pass, Simd};
 use crate::kernels::weights::{WeightFn, WeightFnOf};
 
-/// Rows per batch at most.
+/// Most rows per batch.
 pub(crate) const BATCH: usize = 8;
 /// Rounds of narrowing before a row is left to the general search.
 const ROUNDS: usize = 6;
-/// Groups that are collected at once: so few are not worth the branches that would skip some.
+/// Groups collected without branches: with so few, skipping some costs more.
 const DIRECT: usize = 16;
-/// Groups whose marks are kept at a time.
+/// Groups marked at a time.
 const MARKS: usize = 64;
-/// Rows longer than this are judged by a sample where they are not normal.
+/// Row length above which a row that is not normal is judged by a sample.
 const SAMPLED: usize = 1024;
 
 /// Scratch for a batch: for each row `stride` scores and weights, and as many for its bracket.
@@ -36,18 +36,18 @@ pub(crate) struct BatchScratch<'a, E: Element> {
     pub(crate) weights: &'a mut [E::Scalar],
     pub(crate) inside: &'a mut [E::Scalar],
     pub(crate) inside_weights: &'a mut [E::Scalar],
-    /// Where positions will be written.
+    /// Address of the next positions.
     pub(crate) write: *const u32,
 }
 
-/// A row in whole groups: where it is if it fills them, else its padded copy.
+/// Returns a row in whole groups: in place if it fills them, else its padded copy.
 #[inline(always)]
 fn whole_groups<'a, E: Element>(row: &'a [E], copy: &'a [E]) -> &'a [E] {
     if row.len().is_multiple_of(LANES) { row } else { &copy[..row.len().next_multiple_of(LANES)] }
 }
 
 impl<E: Element> BatchScratch<'_, E> {
-    /// The scores and weights of a row in whole groups; the scores are where they were if they fill such.
+    /// Returns the scores and weights of a row in whole groups; the scores are in place if they fill such groups.
     pub(crate) fn row<'b>(&'b self, at: usize, row: &'b [E]) -> (&'b [E], &'b [E::Scalar]) {
         let range = at * self.stride..at * self.stride + row.len().next_multiple_of(LANES);
         (whole_groups(row, &self.scores[range.start..]), &self.weights[range])
@@ -84,7 +84,7 @@ where
             below: 0.0,
             inside: 0,
         }; BATCH];
-        // The batch after this one, if rows follow each other in memory.
+        // The next batch, if rows are adjacent in memory.
         let after = rows.iter().map(|row| size_of_val(*row)).sum::<usize>();
         // Every row has `stride` entries in each buffer, at least two groups more than its scores.
         for (r, row) in rows.iter().enumerate() {
@@ -173,7 +173,7 @@ impl Simd {
     }
 }
 
-/// Writes the weights; their sum and the moments of the first `whole` groups, roughly.
+/// Writes the weights, and returns rough values of their sum and of the moments of the first `whole` groups.
 #[inline(always)]
 unsafe fn weigh<L: Level, E: Element, W: WeightFn<E::Scalar>>(
     scores: &[E],
@@ -205,7 +205,7 @@ unsafe fn weigh<L: Level, E: Element, W: WeightFn<E::Scalar>>(
     found.plain &= found.moments.0 > f64::NEG_INFINITY && found.moments.1 > 0.0;
 }
 
-/// Collects the scores of a range that holds the boundary: the given one, or one on its other side.
+/// Collects the scores of a range that holds the boundary: the given range, or one on its other side.
 #[inline(always)]
 unsafe fn enclose<L: Level, E: Element>(
     (scores, weights, len): (&[E], &[E::Scalar], usize),
@@ -236,7 +236,7 @@ unsafe fn enclose<L: Level, E: Element>(
         left -= 1;
         range = side;
         if left > 0 {
-            // Not a normal row. What a sample says, or a short row itself, is cut to the side of the boundary.
+            // Not a normal row. The range of a sample, or of a short row itself, is cut to the side of the boundary.
             let (lo, hi) = if len > SAMPLED {
                 sampled::<L, E>(&scores[..len], &weights[..len], found, target)
             } else {
@@ -254,7 +254,7 @@ unsafe fn enclose<L: Level, E: Element>(
     }
 }
 
-/// Collects the scores of a range and their weights; how many there are, and the weight below and inside, roughly.
+/// Collects the scores of a range and their weights. Returns their number, and rough weights below and inside.
 #[inline(always)]
 unsafe fn collect<L: Level, E: Element>(
     (scores, weights, len): (*const E, *const E::Scalar, usize),
@@ -262,7 +262,7 @@ unsafe fn collect<L: Level, E: Element>(
     to: *mut E::Scalar,
     to_weights: *mut E::Scalar,
 ) -> (usize, f64, f64) {
-    // Nothing is written ahead of what has been read.
+    // Writes never overtake reads.
     let (lo, hi) = (LanesOf::<L, E>::splat(range.0), LanesOf::<L, E>::splat(range.1));
     let mut below = LanesOf::<L, E>::splat(E::Scalar::default());
     let (mut mass, mut inside) = (below, 0);
@@ -336,7 +336,7 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
     let share = (limit - found.below) / mass;
     let (least, most): (f64, f64) = (smallest.into(), largest.into());
     let pivots = if stubborn {
-        // Values crowd somewhere; the floats themselves do not.
+        // Values may cluster; the floats themselves do not.
         ranks_between(smallest, largest)
     } else if (most - least) * scale > GUESSABLE_SPAN {
         evenly(least, most)
@@ -351,8 +351,8 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
     found.inside = collect::<L, S>((scores, weights, len), range, scores, weights).0;
 }
 
-/// The largest of a few scores whose strictly smaller ones weigh at most `room`, roughly, comparing all pairs; `None`
-/// if there is none.
+/// Returns the largest of a few scores whose strictly smaller ones weigh at most `room`, roughly, by comparing all
+/// pairs. `None` if there is none.
 #[inline(always)]
 unsafe fn candidate<L: Level, S: Scalar>(
     scores: *mut S,

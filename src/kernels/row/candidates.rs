@@ -1,6 +1,6 @@
-//! Candidates for the boundary of a row: pivots to try, what they cut off, and the ranking of the last few scores.
+//! Candidates for the boundary of a row: pivots, the sums below them, and the ranking of the last few scores.
 //!
-//! All of this shows the way and decides nothing.
+//! All sums here are rough and decide nothing.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
@@ -12,21 +12,21 @@ use crate::kernels::weights::LOOSE;
 
 /// Pivots per round of the search.
 pub(crate) const PIVOTS: usize = 8;
-/// Within this range, in natural-log units, mass is spread evenly enough to guess where it ends.
+/// Range, in natural-log units, in which mass is spread evenly enough for a guess of its end.
 pub(crate) const GUESSABLE_SPAN: f64 = 4.0;
-/// The most scores that [`Simd::candidate`] ranks.
+/// Most scores that [`Simd::candidate`] ranks.
 pub(crate) const RANKED: usize = 2 * LANES;
 
-/// What is asked of a row, and where a normal row would have its boundary.
+/// Target of a row's tail, and quantities for the guess of a normal row's boundary.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TailTarget {
-    /// About the share of its mass that may be dropped.
+    /// Approximate share of the mass that may be dropped.
     pub(crate) share: f64,
-    /// Its logarithm.
+    /// Logarithm of `share`.
     pub(crate) ln_share: f64,
-    /// Scores further below the largest than this weigh too little, all together, to matter.
+    /// Distance below the largest score beyond which all scores together have negligible weight.
     pub(crate) reach: f64,
-    /// Multiplies scores to natural-log units.
+    /// Factor from scores to natural-log units.
     pub(crate) scale: f64,
 }
 
@@ -34,13 +34,13 @@ pub(crate) struct TailTarget {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Edge<S> {
     pub(crate) score: S,
-    /// Its weight.
+    /// Weight of the score.
     pub(crate) weight: S,
-    /// How many scores equal it.
+    /// Number of scores equal to it.
     pub(crate) ties: usize,
 }
 
-/// What [`Simd::find_candidate`] found.
+/// Result of [`Simd::find_candidate`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Candidate<S> {
     /// `None` if the row must be searched in general.
@@ -54,8 +54,7 @@ pub(crate) struct Candidate<S> {
     pub(super) inside: usize,
 }
 
-/// Copies entries from places spread over a row, one from each of its parts of a length, not always the same place in
-/// the part: rows of attention have structure.
+/// Copies one entry from each part of length `stride`, at varying places in the part: rows of attention have structure.
 #[inline(always)]
 pub(crate) fn sample<T: Copy>(all: &[T], stride: usize, to: &mut [T]) {
     for (q, (one, part)) in to.iter_mut().zip(all.chunks_exact(stride)).enumerate() {
@@ -64,7 +63,7 @@ pub(crate) fn sample<T: Copy>(all: &[T], stride: usize, to: &mut [T]) {
     }
 }
 
-/// The range from the last of the first `accepted` pivots to the next, within an outer range.
+/// Returns the range from the last of the first `accepted` pivots to the next, within an outer range.
 #[inline(always)]
 pub(crate) fn around<S: Copy, const N: usize>(
     pivots: &[S; N],
@@ -76,7 +75,7 @@ pub(crate) fn around<S: Copy, const N: usize>(
     (lo, hi)
 }
 
-/// Pivots around a share of a range, closer together near it, ascending.
+/// Returns pivots around a share of a range, closer together near it, ascending.
 pub(crate) fn values_around<S: Scalar>(least: S, most: S, share: f64) -> [S; PIVOTS] {
     const STEPS: [f64; PIVOTS] = [-0.25, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.25];
     let (least, most): (f64, f64) = (least.into(), most.into());
@@ -87,7 +86,7 @@ pub(crate) fn values_around<S: Scalar>(least: S, most: S, share: f64) -> [S; PIV
     })
 }
 
-/// Pivots spaced evenly among the floats of a range, ascending; the last lies above its lower end.
+/// Returns pivots spaced evenly among the floats of a range, ascending; the last lies above its lower end.
 pub(crate) fn ranks_between<S: Scalar>(least: S, most: S) -> [S; PIVOTS] {
     let (least, most) = (i128::from(least.rank()), i128::from(most.rank()));
     std::array::from_fn(|i| {
@@ -101,7 +100,7 @@ pub(crate) fn ranks_between<S: Scalar>(least: S, most: S) -> [S; PIVOTS] {
 pub(crate) struct PivotSums {
     /// Weight of the scores strictly below pivot i, to within some units of the lanes' precision per score.
     pub(crate) below: [f64; PIVOTS],
-    /// How many scores are at or above pivot i; 0 if that was not asked for.
+    /// Number of scores at or above pivot i; 0 if not requested.
     pub(crate) at_least: [usize; PIVOTS],
 }
 
@@ -169,8 +168,8 @@ impl<S: Scalar> Pass<S> for Rank<'_, S> {
 }
 
 impl Simd {
-    /// Sums strictly below each of eight pivots over whole groups of scores and their weights, and counts from each
-    /// upward if asked to. Good enough to show the way.
+    /// Sums strictly below each of eight pivots over whole groups of scores and their weights, and on request counts
+    /// from each upward. The sums are rough.
     pub(crate) fn pivot_sums<S: Scalar>(
         self,
         scores: &[S],
@@ -186,8 +185,8 @@ impl Simd {
         }
     }
 
-    /// The largest score of a bracket of at most [`RANKED`] whose strictly smaller scores weigh at most `room`, up to
-    /// the rounding of a few additions; -inf if there is none.
+    /// Returns the largest score of a bracket of at most [`RANKED`] whose strictly smaller scores weigh at most `room`,
+    /// up to the rounding of a few additions; -inf if there is none.
     pub(crate) fn candidate<S: Scalar>(self, bracket: &mut Bracket<S>, room: S) -> S {
         let visible = bracket.len();
         assert!(visible <= RANKED);

@@ -1,4 +1,4 @@
-//! The kept part of a row: positions from an edge upward, and the sums on both sides of it.
+//! Kept part of a row: positions from an edge upward, and the sums on both sides of it.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for slices of whole groups; of the
 //! room behind a raw pointer it says what it asks for.
@@ -10,17 +10,17 @@ use crate::kernels::weights::{DEPTH, Sum};
 /// Scores per call of the emitting pass.
 const EMIT: usize = 4096;
 
-/// Where the positions of scores come from.
+/// Source of the positions of scores.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Positions<'a> {
-    /// Consecutive from here.
+    /// Consecutive from this one.
     From(u32),
     /// Listed, one per score.
     Listed(&'a [u32]),
 }
 
 impl<'a> Positions<'a> {
-    /// The list, if there is one.
+    /// Returns the list, if there is one.
     pub(crate) fn listed(self) -> Option<&'a [u32]> {
         match self {
             Positions::From(_) => None,
@@ -28,7 +28,7 @@ impl<'a> Positions<'a> {
         }
     }
 
-    /// Writes those of the group at an entry that are chosen, one behind another, to sixteen writable places.
+    /// Writes the chosen positions of the group at `at`, one behind another, to sixteen writable places.
     #[inline(always)]
     unsafe fn compress<L: Level>(self, at: usize, chosen: u16, to: *mut u32) {
         match self {
@@ -97,14 +97,14 @@ impl<E: Element> Pass<Result<usize, usize>> for FindEqual<'_, E> {
     }
 }
 
-/// What [`Simd::sum_and_emit`] summed.
+/// Sums of [`Simd::sum_and_emit`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct KeptSums {
     /// Weight of the scores below the edge.
     pub(crate) below: f64,
-    /// Weight of the scores above the edge, those at it not counted.
+    /// Weight of the scores above the edge, without those at it.
     pub(crate) above: f64,
-    /// How many are at the edge or above, which is how many positions were listed.
+    /// Number of scores at the edge or above, which is the number of listed positions.
     pub(crate) kept: usize,
 }
 
@@ -142,16 +142,16 @@ impl<E: Element> Pass<KeptSums> for SumAndEmit<'_, E> {
     }
 }
 
-/// What [`Simd::sum_around_ties`] summed.
+/// Sums of [`Simd::sum_around_ties`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TieSums {
     /// Weight of the scores below a score.
     pub(crate) below: f64,
-    /// How many there are, masked ones and padding included.
+    /// Number of scores below, with masked ones and padding.
     pub(crate) count_below: usize,
     /// Weight of the scores above it.
     pub(crate) above: f64,
-    /// How many there are.
+    /// Number of scores above.
     pub(crate) count_above: usize,
 }
 
@@ -214,7 +214,8 @@ impl Simd {
         }
     }
 
-    /// Where the `nth` score (from 1) that equals `score` is among whole groups, or how many there are.
+    /// Finds the `nth` score (from 1) that equals `score` among whole groups; without one, returns the number of equal
+    /// scores.
     pub(crate) fn find_equal<E: Element>(
         self,
         scores: &[E],

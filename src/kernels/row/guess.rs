@@ -1,4 +1,4 @@
-//! Guesses where the boundary of a short row is: from its moments, as if it were normal, and from sums below pivots.
+//! Guesses of the boundary of a short row: from its moments, as if it were normal, and from sums below pivots.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for as many scores and weights
 //! behind pointers as it is told, in whole groups.
@@ -13,15 +13,15 @@ const WIDTH: f64 = 2.1;
 /// Scores of a sample.
 const SAMPLE: usize = 256;
 
-/// A range around the boundary that a normal row of these moments and this total would have.
+/// Returns a range around the boundary of a normal row with these moments and this total.
 #[inline(always)]
 pub(super) fn normal<S: Scalar>(found: &Candidate<S>, n: usize, target: &TailTarget) -> (S, S) {
     let count = n as f64;
     let mean = found.moments.0 / count;
     let variance = (found.moments.1 / count - mean * mean).max(0.0);
     let deviation = variance.sqrt();
-    // Of a normal population the scores below mean + variance + q * deviation, in natural-log units, weigh the normal
-    // probability of q, as a share of what the population weighs; the row weighs more or less than that.
+    // In a normal population the scores below mean + variance + q * deviation, in natural-log units, have the normal
+    // probability of q as their share of the weight; the row's share differs.
     let (mean, variance) = (target.scale * mean, target.scale * target.scale * variance);
     let excess = rough_ln(found.total / count) - (mean + 0.5 * variance);
     let middle = mean + variance + target.scale * deviation * quantile(target.ln_share + excess);
@@ -33,7 +33,7 @@ pub(super) fn normal<S: Scalar>(found: &Candidate<S>, n: usize, target: &TailTar
     )
 }
 
-/// A range around the boundary that a sample of the row has.
+/// Returns a range around the boundary of a sample of the row.
 #[inline(always)]
 pub(super) unsafe fn sampled<L: Level, E: Element>(
     scores: &[E],
@@ -64,13 +64,13 @@ where
     };
     let fine_sums = below::<L, E, PIVOTS>(scores, weights, SAMPLE, &fine);
     let (second, _) = crossing(&fine, &fine_sums, limit);
-    // The relative deviation of a sum of weights none of which is above the heaviest of them.
+    // Relative deviation of a sum of weights, none of which is above the heaviest.
     let at = second.min(PIVOTS - 1);
     let heaviest: f64 = heaviest_below::<L, E>(scores, weights, SAMPLE, fine[at]).into();
     let share = heaviest / fine_sums[at].max(f64::MIN_POSITIVE);
     let doubt = 1.05 + 2.0 * share.sqrt();
     let mut curve = [(E::Scalar::LOWEST, 0.0); PIVOTS + 4];
-    // Beyond the finer pivots the next coarse ones must do.
+    // Beyond the finer pivots the next coarse ones are used.
     let coarse_at = |i: usize| (coarse[i], sums[i]);
     curve[1] = if first >= 2 { coarse_at(first - 2) } else { curve[0] };
     curve[2] = if first >= 1 { coarse_at(first - 1) } else { curve[0] };
@@ -87,7 +87,7 @@ where
     (low, high)
 }
 
-/// The largest weight of a score below a pivot; +0 if there is none.
+/// Returns the largest weight of a score below a pivot; +0 if there is none.
 #[inline(always)]
 unsafe fn heaviest_below<L: Level, E: Element>(
     scores: *const E,
@@ -104,7 +104,7 @@ unsafe fn heaviest_below<L: Level, E: Element>(
     heaviest.largest()
 }
 
-/// The weight strictly below each pivot, roughly.
+/// Returns the rough weight strictly below each pivot.
 #[inline(always)]
 pub(super) unsafe fn below<L: Level, E: Element, const N: usize>(
     scores: *const E,
@@ -133,7 +133,7 @@ pub(super) unsafe fn below<L: Level, E: Element, const N: usize>(
     below
 }
 
-/// How many pivots have at most `limit` below them, and the scores from the last of those up to the next.
+/// Returns the number of pivots with at most `limit` below them, and the scores from the last of those to the next.
 #[inline(always)]
 pub(super) fn crossing<S: Scalar, const N: usize>(
     pivots: &[S; N],
@@ -144,15 +144,15 @@ pub(super) fn crossing<S: Scalar, const N: usize>(
     (first, around(pivots, first, (S::LOWEST, S::INFINITY)))
 }
 
-/// Pivots spaced evenly strictly inside a range, ascending.
+/// Returns pivots spaced evenly strictly inside a range, ascending.
 #[inline(always)]
 pub(super) fn evenly<S: Scalar>(from: f64, to: f64) -> [S; PIVOTS] {
     let step = (to - from) / (PIVOTS + 1) as f64;
     std::array::from_fn(|i| S::nearest(from + step * (i + 1) as f64))
 }
 
-/// Where a curve reaches a value between the point before `at` and that at it, linearly; `other` where that cannot be
-/// said.
+/// Returns the score at which a curve reaches a value between the points `at - 1` and `at`, linearly; `other` if there
+/// is none.
 #[inline(always)]
 fn between<S: Scalar>(curve: &[(S, f64)], at: usize, value: f64, other: S) -> S {
     if at == 0 || at == curve.len() {
@@ -166,7 +166,7 @@ fn between<S: Scalar>(curve: &[(S, f64)], at: usize, value: f64, other: S) -> S 
     S::nearest(left.0.into() * (1.0 - share) + right.0.into() * share)
 }
 
-/// The logarithm of a positive number to within .006.
+/// Returns the logarithm of a positive number to within .006.
 #[inline(always)]
 fn rough_ln(value: f64) -> f64 {
     const MANTISSA: u64 = (1 << 52) - 1;
@@ -177,8 +177,8 @@ fn rough_ln(value: f64) -> f64 {
     (f64::from(exponent) + fraction * (1.3465 - 0.3465 * fraction)) * std::f64::consts::LN_2
 }
 
-/// The quantile of the standard normal law to within .003, of a probability below one half that is given by its
-/// logarithm; 0 for larger ones (Abramowitz and Stegun 26.2.22).
+/// Returns the standard normal quantile to within .003, of a probability below one half given by its logarithm; 0 for
+/// larger ones (Abramowitz and Stegun 26.2.22).
 #[inline(always)]
 fn quantile(ln_share: f64) -> f64 {
     let t = (-2.0 * ln_share).max(2.0 * std::f64::consts::LN_2).sqrt();

@@ -1,5 +1,5 @@
-//! The passes over a row of scores, in whole groups of sixteen: padded with masked entries, which weigh nothing and are
-//! below every finite pivot.
+//! Passes over a row of scores, in whole groups of sixteen padded with masked entries. Masked entries weigh nothing and
+//! are below every finite pivot.
 
 mod batch;
 mod candidates;

@@ -1,4 +1,4 @@
-//! Sums on both sides of a bracket of scores, with what lies inside, and of a given set and its rest.
+//! Sums on both sides of a bracket of scores, with the scores inside, and sums of a given set and its rest.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for slices of whole groups; of the
 //! room behind a raw pointer it says what it asks for.
@@ -17,7 +17,7 @@ pub(crate) struct Bracket<S> {
 }
 
 impl<S> Bracket<S> {
-    /// The memory that it holds.
+    /// Returns the bytes that it holds.
     pub(crate) fn bytes(&self) -> usize {
         (self.scores.capacity() + self.weights.capacity()) * size_of::<S>()
     }
@@ -28,7 +28,7 @@ impl<S: Scalar> Bracket<S> {
         self.len = 0;
     }
 
-    /// Makes room for that many more entries, and for a group beyond them.
+    /// Makes room for `more` entries, and for a group beyond them.
     pub(crate) fn reserve(&mut self, more: usize) {
         let room = (self.len + more).next_multiple_of(LANES) + 2 * LANES;
         if self.scores.len() < room {
@@ -45,7 +45,7 @@ impl<S: Scalar> Bracket<S> {
         &self.scores[..self.len]
     }
 
-    /// Appends another list's scores; weights are to be weighed anew.
+    /// Appends another list's scores; the weights are left to be computed.
     pub(crate) fn append(&mut self, other: &Bracket<S>) {
         self.reserve(other.len);
         let end = self.len + other.len;
@@ -53,7 +53,7 @@ impl<S: Scalar> Bracket<S> {
         self.len = end;
     }
 
-    /// Scores and weights in whole groups of `lanes`, filled up with masked entries.
+    /// Returns scores and weights in whole groups of `lanes`, padded with masked entries.
     pub(crate) fn padded(&mut self, lanes: usize) -> (&[S], &[S]) {
         self.reserve(lanes);
         let end = self.len.next_multiple_of(lanes).max(lanes);
@@ -63,7 +63,7 @@ impl<S: Scalar> Bracket<S> {
     }
 }
 
-/// What lies on either side of a bracket and in it.
+/// Sums on both sides of a bracket and inside.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct PartitionSums {
     /// Weight strictly below the bracket.
@@ -78,7 +78,7 @@ pub(crate) struct PartitionSums {
     pub(crate) inside: usize,
 }
 
-/// Where the next row will be read, and where the positions of this one will be written: fetched early.
+/// Addresses to prefetch: the next row's scores, and the places of this row's positions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prefetch {
     read: *const u8,
@@ -95,14 +95,14 @@ impl Prefetch {
         Prefetch { read: read.cast(), write: write.cast() }
     }
 
-    /// Fetches what goes with the group at an entry.
+    /// Prefetches for the group at an entry.
     #[inline(always)]
     pub(super) unsafe fn fetch<L: Level, E>(self, at: usize) {
         L::prefetch(self.read.wrapping_add(at * size_of::<E>()));
         L::prefetch_to_write(self.write.wrapping_add(at * size_of::<u32>()));
     }
 
-    /// The same from a later entry on.
+    /// Returns the same from a later entry on.
     pub(crate) fn from<E>(self, at: usize) -> Self {
         Prefetch {
             read: self.read.wrapping_add(at * size_of::<E>()),
@@ -128,11 +128,12 @@ impl<E: Element, W: WeightFn<E::Scalar>> Pass<PartitionSums> for Split<'_, E, W>
         let (mut below, mut above) = (Sum::new(), Sum::new());
         let (mut count_above, mut inside) = (0usize, 0usize);
         for (b, block) in scores.chunks(LANES * DEPTH).enumerate() {
-            // What is inside is only marked here and collected afterwards, group by group that has any: a branch in
-            // this loop would be a coin toss, and compressing without one costs as much as half the exponential.
+            // The scores inside are only marked here, and collected afterwards from groups that have any: a branch in
+            // this loop would be mispredicted half the time, and compressing without one costs half as much as the
+            // exponential.
             let (mut marks, mut marked) = ([0u16; DEPTH], 0u16);
             for (g, group) in block.chunks_exact(LANES).enumerate() {
-                // This pass computes; meanwhile the memory can work.
+                // This pass is bound by computation, so memory is idle.
                 prefetch.fetch::<L, E>((b * DEPTH + g) * LANES);
                 let scores = E::load::<L>(group.as_ptr());
                 let weights = weight_fn.weigh(scores);
@@ -210,20 +211,20 @@ impl<S: Scalar> Pass<PartitionSums> for Narrow<S> {
     }
 }
 
-/// What [`Simd::given`] found about a kept set.
+/// Sums of [`Simd::given`] for a kept set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Given<S> {
     /// Weight of the kept set.
     pub(crate) head: f64,
-    /// Unmasked scores in it.
+    /// Number of unmasked scores in it.
     pub(crate) kept: usize,
     /// Weight of the rest.
     pub(crate) tail: f64,
-    /// Unmasked scores in the rest.
+    /// Number of unmasked scores in the rest.
     pub(crate) dropped: usize,
-    /// The smallest kept score, +inf if none.
+    /// Smallest kept score, +inf if none.
     pub(crate) worst_kept: S,
-    /// The largest dropped score, -inf if none.
+    /// Largest dropped score, -inf if none.
     pub(crate) best_dropped: S,
 }
 
@@ -267,7 +268,7 @@ impl<E: Element, W: WeightFn<E::Scalar>> Pass<Given<E::Scalar>> for SumGiven<'_,
 }
 
 impl Simd {
-    /// Weighs the scores of a bracket, and says what they weigh together.
+    /// Computes the weights of a bracket, and returns their sum.
     pub(crate) fn weigh<S: Scalar + Element<Scalar = S>, W: WeightFn<S>>(
         self,
         bracket: &mut Bracket<S>,
@@ -276,15 +277,15 @@ impl Simd {
         let end = bracket.padded(LANES).0.len();
         let Bracket { scores, weights, .. } = bracket;
         let mut total = 0.0;
-        // In chunks, like every pass whose sums end in a certificate: their f64 sums meet in order.
+        // In chunks, like every pass whose sums end in a certificate: their f64 sums are added in order.
         for (scores, weights) in scores[..end].chunks(CHUNK).zip(weights[..end].chunks_mut(CHUNK)) {
             total += self.weights(scores, weight_fn, weights);
         }
         total
     }
 
-    /// Sums both sides of `[lo, hi)` over whole groups of scores and appends the scores inside to `to`, in order.
-    /// `to` must have room for `scores.len()` more entries. What will be wanted soon is fetched meanwhile.
+    /// Sums both sides of `[lo, hi)` over whole groups of scores and appends the scores inside to `to`, in order. `to`
+    /// must have room for `scores.len()` more entries. Prefetches meanwhile.
     pub(crate) fn split<E: Element, W: WeightFn<E::Scalar>>(
         self,
         scores: &[E],
@@ -303,7 +304,7 @@ impl Simd {
         sides
     }
 
-    /// Sums both sides of `[lo, hi)` over whole groups of scores and weights and writes what lies inside to `to`.
+    /// Sums both sides of `[lo, hi)` over whole groups of scores and weights, and writes the entries inside to `to`.
     pub(crate) fn narrow_into<S: Scalar>(
         self,
         scores: &[S],
@@ -322,7 +323,7 @@ impl Simd {
         sides
     }
 
-    /// Narrows a bracket in place to `[lo, hi)` and sums what falls off on either side and what is left.
+    /// Narrows a bracket in place to `[lo, hi)`, and sums both sides and the inside.
     pub(crate) fn narrow<S: Scalar>(
         self,
         within: &mut Bracket<S>,
@@ -338,7 +339,7 @@ impl Simd {
         sides
     }
 
-    /// The pass in chunks.
+    /// Runs the pass in chunks.
     ///
     /// # Safety
     /// There are `len` entries to read, and room for as many and a group more to write.

@@ -1,4 +1,4 @@
-//! First looks over a row: extremes, NaN, what is visible, and roughly what it weighs.
+//! First survey of a row: extremes, NaN, visible entries, and its rough weight.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for slices of whole groups; of the
 //! room behind a raw pointer it says what it asks for.
@@ -7,22 +7,22 @@ use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar, Single}
 use crate::kernels::simd::{Pass, Simd};
 use crate::kernels::weights::LOOSE;
 
-/// Bytes that a row is fetched ahead of its first look.
+/// Bytes that a row is prefetched ahead of the survey.
 const AHEAD: usize = 1024;
 
-/// What a look over a row saw.
+/// Result of a survey of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Survey<S> {
-    /// The largest score, -inf if there is none.
+    /// Largest score, -inf if there is none.
     pub(crate) largest: S,
-    /// The smallest score; -inf if there is none or a masked entry.
+    /// Smallest score; -inf if there is none or a masked entry.
     pub(crate) smallest: S,
-    /// Whether there is a NaN.
+    /// `true` if there is a NaN.
     pub(crate) nan: bool,
 }
 
 impl<S: Scalar> Survey<S> {
-    /// Of two parts that are both there.
+    /// Combines the surveys of two non-empty parts.
     pub(crate) fn join(self, other: Self) -> Self {
         Survey {
             largest: if self.largest > other.largest { self.largest } else { other.largest },
@@ -32,7 +32,7 @@ impl<S: Scalar> Survey<S> {
     }
 }
 
-/// The extremes of lanes, so far.
+/// Extremes of lanes so far.
 struct Extremes<V: Lanes> {
     largest: V,
     smallest: V,
@@ -45,7 +45,7 @@ impl<V: Lanes> Extremes<V> {
         let largest = V::splat(V::Scalar::NEG_INFINITY);
         Extremes { largest, smallest: V::splat(V::Scalar::INFINITY), nan: 0 }
     }
-    /// The second operand wins where a comparison fails, so a NaN never becomes an extreme.
+    /// Adds two groups. The second operand wins where a comparison fails, so a NaN never becomes an extreme.
     #[inline(always)]
     unsafe fn see(&mut self, one: V, other: V) {
         self.largest = one.max(other.max(self.largest));
@@ -62,7 +62,7 @@ impl<V: Lanes> Extremes<V> {
     }
 }
 
-/// [`Simd::survey`]; fills up the padding.
+/// [`Simd::survey`]; also fills the padding.
 pub(super) struct PaddedSurvey<'a, E> {
     pub(super) from: Option<&'a [E]>,
     pub(super) len: usize,
@@ -93,7 +93,7 @@ impl<E: Element> Pass<Survey<E::Scalar>> for PaddedSurvey<'_, E> {
             }
         }
         if pairs < len {
-            // Padding must not be the smallest: for now it repeats a score.
+            // Padding must not be the smallest: until the end it repeats a score.
             let repeated = to[len - 1];
             let used = len.next_multiple_of(LANES);
             to[len..used].fill(repeated);
@@ -156,8 +156,9 @@ impl<E: Element, const ROUGH: bool> Pass<(Survey<E::Scalar>, f64)> for Scan<'_, 
     }
 }
 
-/// The floats whose bits are `score * factor + bias` as an integer: an integer that is linear in x, read as a float, is
-/// a piecewise linear 2^x (N. N. Schraudolph, "A Fast, Compact Approximation of the Exponential Function", 1999).
+/// Returns floats whose bits are `score * factor + bias` as an integer. An integer that is linear in x, read as a
+/// float, is a piecewise linear 2^x (N. N. Schraudolph, "A Fast, Compact Approximation of the Exponential Function",
+/// 1999).
 #[inline(always)]
 unsafe fn rough_weights<L: Level, E: Element>(
     at: *const E,
@@ -168,7 +169,7 @@ unsafe fn rough_weights<L: Level, E: Element>(
     E::single::<L>(E::load::<L>(at)).mul_add(factor, bias).max(zero).as_bits()
 }
 
-/// Factor and bias of [`rough_weights`].
+/// Returns factor and bias of [`rough_weights`].
 #[inline(always)]
 unsafe fn rough_line<L: Level>(shift: f64, scale: f64) -> (L::F32, L::F32) {
     // 2^23 / ln(2), and the exponent's bias less the logarithm of the mean of (1 + f) / 2^f over [0, 1).
@@ -191,7 +192,7 @@ impl<E: Element> Pass<usize> for Compact<'_, E> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> usize {
         let Compact { from, allowed, to, positions } = self;
-        // Groups are whole or copied to where they are.
+        // Groups are whole, or copied to be so.
         let bottom = LanesOf::<L, E>::splat(E::Scalar::NEG_INFINITY);
         let mut written = 0;
         let whole = from.len() - from.len() % LANES;
@@ -205,7 +206,7 @@ impl<E: Element> Pass<usize> for Compact<'_, E> {
                 (scores.as_ptr(), bytes.as_ptr())
             };
             let scores = E::load::<L>(scores);
-            // What is not masked: a NaN is let in, so that it is seen.
+            // Unmasked entries. A NaN passes, so that it is detected.
             let admitted = L::nonzero_bytes(bytes) & !LanesOf::<L, E>::bits(scores.eq(bottom));
             scores.compress_store(admitted, to.add(written));
             L::compress_count(at as u32, admitted, positions.add(written));
@@ -290,7 +291,7 @@ impl<E: Element> Pass for Widen<'_, E> {
 }
 
 impl Simd {
-    /// Looks over a row of `len` entries in padded scratch (whole groups), after copying it there if it is given.
+    /// Surveys a row of `len` entries in padded scratch (whole groups), after copying `from` there if given.
     pub(crate) fn survey<E: Element>(
         self,
         from: Option<&[E]>,
@@ -302,8 +303,8 @@ impl Simd {
         self.run(PaddedSurvey { from, len, to })
     }
 
-    /// Looks over whole groups where they are; given a shift and a scale also the sum of `exp(scale * (score -
-    /// shift))`, as roughly as [`Simd::rough`] has it, as long as no exponent is above 80.
+    /// Surveys whole groups in place. Given a shift and a scale, also returns the sum of
+    /// `exp(scale * (score - shift))`, as rough as [`Simd::rough`], if no exponent is above 80.
     pub(crate) fn scan<E: Element>(
         self,
         scores: &[E],
@@ -316,14 +317,14 @@ impl Simd {
         }
     }
 
-    /// What whole groups of scores weigh relative to the largest, to within a few per cent, for `|scale * largest|` up
-    /// to about 1e5.
+    /// Returns the weight of whole groups of scores relative to the largest, to within a few per cent, for `|scale *
+    /// largest|` up to about 1e5.
     pub(crate) fn rough<E: Element>(self, scores: &[E], largest: E::Scalar, scale: f64) -> f64 {
         assert!(scores.len().is_multiple_of(LANES));
         self.run(Scan::<E, true> { scores, shift: largest, scale }).1
     }
 
-    /// Appends the entries that are allowed and not masked, widened, and their positions.
+    /// Appends the allowed entries that are not masked, widened, and their positions.
     pub(crate) fn compact<E: Element>(
         self,
         from: &[E],
@@ -346,19 +347,19 @@ impl Simd {
         }
     }
 
-    /// How many entries of whole groups are not masked.
+    /// Returns the number of unmasked entries in whole groups.
     pub(crate) fn count_visible<E: Element>(self, scores: &[E]) -> usize {
         assert!(scores.len().is_multiple_of(LANES));
         self.run(CountVisible(scores))
     }
 
-    /// The smallest score that is not masked and the largest of whole groups.
+    /// Returns the smallest unmasked score and the largest of whole groups.
     pub(crate) fn extent<E: Element>(self, scores: &[E]) -> (E::Scalar, E::Scalar) {
         assert!(scores.len().is_multiple_of(LANES));
         self.run(Extent(scores))
     }
 
-    /// The smallest and the largest score of `[lo, hi)` in whole groups; infinities if there is none.
+    /// Returns the smallest and the largest score of `[lo, hi)` in whole groups; infinities if there is none.
     pub(crate) fn extent_within<E: Element>(
         self,
         scores: &[E],
@@ -368,7 +369,7 @@ impl Simd {
         self.run(ExtentWithin { scores, lo, hi })
     }
 
-    /// Whole groups of scores in the type computed in.
+    /// Widens whole groups of scores to the type computed in.
     pub(crate) fn widen<E: Element>(self, scores: &[E], to: &mut [E::Scalar]) {
         assert!(scores.len().is_multiple_of(LANES) && scores.len() == to.len());
         self.run(Widen { scores, to });

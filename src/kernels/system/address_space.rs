@@ -1,6 +1,7 @@
-//! How much more address space the system gives this process.
+//! Remaining address space of this process.
 
-/// Bytes left under a limit (`ulimit -v`, `RLIMIT_AS`); `None` without one, or where the system does not say.
+/// Returns the bytes left under a limit (`ulimit -v`, `RLIMIT_AS`); `None` without one, or if the system does not
+/// report it.
 #[cfg(target_os = "linux")]
 pub(crate) fn left() -> Option<usize> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
@@ -18,7 +19,7 @@ pub(crate) fn left() -> Option<usize> {
     Some(limit.saturating_sub(pages.saturating_mul(page)))
 }
 
-/// Bytes left under a limit; only Linux keeps to one.
+/// Returns `None`: only Linux enforces the limit.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn left() -> Option<usize> {
     None

@@ -1,20 +1,20 @@
-//! Lists of positions put one behind another.
+//! Concatenation of lists of positions.
 
 use std::mem::MaybeUninit;
 
 use super::huge_pages;
 
-/// From so many positions on, several threads copy faster than one.
+/// Number of positions from which several threads copy faster than one.
 const SHARED: usize = 1 << 16;
 
-/// A part of a list, and the place that it goes to.
+/// Part of a list, and its destination.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     from: &'a [u32],
     to: &'a mut [MaybeUninit<u32>],
 }
 
-/// A piece of so many positions that is in its place.
+/// Piece of this many positions that has been copied.
 #[derive(Debug)]
 pub(crate) struct Copied(usize);
 
@@ -27,11 +27,11 @@ impl Piece<'_> {
     }
 }
 
-/// Appends all parts in order. Long ones are copied by `share_out`, which has threads: touching new memory for the
-/// first time costs more than filling it.
+/// Appends all parts in order. Long ones are copied by `share_out` on several threads: the first touch of new memory
+/// costs more than the copy.
 ///
 /// # Panics
-/// If `share_out` leaves a piece out.
+/// If `share_out` omits a piece.
 pub(crate) fn append_all(
     to: &mut Vec<u32>,
     parts: &[&[u32]],

@@ -1,18 +1,18 @@
 //! Default floating-point modes while kernels run.
 
-/// Puts rounding to nearest, no flush-to-zero, back in force, and restores the thread's own modes when dropped.
+/// Restores rounding to nearest without flush-to-zero, and on drop the thread's own modes.
 ///
-/// A host may have set flush-to-zero or another rounding direction on its thread; the proofs assume neither. Where
-/// modes are kept in a register that is not known here, nothing is done.
+/// A host may have set flush-to-zero or another rounding direction on its thread; the proofs assume neither. On
+/// architectures whose mode register is unknown here, it does nothing.
 #[derive(Debug)]
 pub struct DefaultFloats {
     saved: register::Modes,
-    /// Modes are a thread's own.
+    /// Not `Send`: modes belong to a thread.
     _here: std::marker::PhantomData<*const ()>,
 }
 
 impl DefaultFloats {
-    /// Sets them.
+    /// Sets the default modes.
     pub fn set() -> Self {
         let saved = register::read();
         register::write(register::DEFAULT);
@@ -68,7 +68,7 @@ mod register {
     }
 }
 
-// Miri knows no such registers.
+// Miri has no such registers.
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod register {
     pub(super) type Modes = ();
@@ -86,13 +86,13 @@ mod tests {
 
     use super::*;
 
-    /// Subnormals flushed to zero (on x86 those that go in, too), and rounding upward.
+    /// Subnormals flushed to zero (on x86 also as inputs), and rounding upward.
     #[cfg(target_arch = "x86_64")]
     const OTHER: register::Modes = 0x1f80 | 1 << 15 | 1 << 6 | 0b10 << 13;
     #[cfg(target_arch = "aarch64")]
     const OTHER: register::Modes = 1 << 24 | 0b01 << 22;
 
-    /// Whether subnormals survive, and which of its neighbours a third is rounded to.
+    /// Returns `true` if subnormals survive, and the rounded value of a third.
     fn seen() -> (bool, f64) {
         (black_box(f64::MIN_POSITIVE) / black_box(4.0) > 0.0, black_box(1.0) / black_box(3.0))
     }

@@ -1,11 +1,12 @@
-//! How often this process is a child of a fork.
+//! Detection of forks of this process.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// A number that differs from that of the parent in every forked child from the first call on, where the system can tell. Process
-/// numbers do not suffice: in a namespace of its own a child may have the number that its parent has in another.
+/// Returns a number that differs from the parent's in every child forked after the first call, where the system
+/// supports that. Process ids do not suffice: in its own namespace a child may have the id that its parent has in
+/// another.
 pub(crate) fn forks() -> usize {
     #[cfg(unix)]
     {
@@ -13,8 +14,8 @@ pub(crate) fn forks() -> usize {
             FORKS.fetch_add(1, Ordering::Relaxed);
         }
         static ASKED: AtomicUsize = AtomicUsize::new(0);
-        // A handler that is no longer there when somebody forks ends the process: where this code may be unloaded, as a plug-in
-        // is, process numbers must do.
+        // A fork handler whose code was unloaded crashes the process. If this code may be unloaded, as in a plug-in,
+        // process ids must suffice.
         if ASKED.swap(1, Ordering::Relaxed) == 0 && stays(in_the_child as *const ()) {
             // SAFETY: the handler touches an atomic number and nothing else, and its code stays as long as the process. Where it
             // is refused, process numbers must do.
@@ -24,10 +25,10 @@ pub(crate) fn forks() -> usize {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// Makes sure that code is never unloaded. False if it may be.
+/// Keeps code from being unloaded. Returns `false` if that fails.
 #[cfg(any(target_os = "linux", target_vendor = "apple"))]
 fn stays(code: *const ()) -> bool {
-    // Nothing can be loaded into such a program.
+    // A static program loads nothing.
     if cfg!(target_feature = "crt-static") {
         return true;
     }
@@ -50,7 +51,7 @@ fn stays(_code: *const ()) -> bool {
     false
 }
 
-/// The program or library that an address belongs to.
+/// Returns the program or library that an address belongs to.
 #[cfg(any(target_os = "linux", target_vendor = "apple"))]
 fn object_of(address: *const ()) -> Option<libc::Dl_info> {
     let mut object = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
@@ -60,7 +61,7 @@ fn object_of(address: *const ()) -> Option<libc::Dl_info> {
     }
 }
 
-/// An address in the program itself: that of its headers.
+/// Returns an address in the program itself: that of its headers.
 #[cfg(target_os = "linux")]
 fn of_the_program() -> *const () {
     // SAFETY: it reads what the system has told the process; 0 if nothing.

@@ -1,4 +1,4 @@
-//! Work that is lent to other threads for as long as its lender is there.
+//! Work lent to other threads while its lender waits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,33 +6,33 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 type Work = dyn Fn() + Sync;
 type Panic = Box<dyn std::any::Any + Send>;
 
-/// A door that helpers come through one by one, until the lender closes it: a helper that comes later finds nothing to do, so
-/// nobody ever waits for one that has not begun.
+/// Gate that helpers enter until the lender closes it. A later helper finds no work, so nobody waits for a helper that
+/// has not begun.
 pub(crate) struct Gate {
     inside: Mutex<Inside>,
     empty: Condvar,
 }
 
 struct Inside {
-    /// What there is to do, while the gate is open.
+    /// The work, while the gate is open.
     work: Option<Lent>,
     helpers: usize,
     panic: Option<Panic>,
 }
 
-/// A reference that has forgotten how long it may be used.
+/// Reference without its lifetime.
 #[derive(Clone, Copy)]
 struct Lent(*const Work);
 
 // SAFETY: it points to what is `Sync`, and is looked through by helpers only while the lender keeps it alive: see `Gate::enter`.
 unsafe impl Send for Lent {}
 
-/// How often the lender looks whether everybody is done before it sleeps: some ten microseconds, about as long as being woken
+/// Number of checks before the lender sleeps: some ten microseconds, about as long as waking up
 /// takes. The last helper is seldom later than that.
 const LOOKS: usize = 400;
 
 impl Gate {
-    /// Whether there is still something to do. It may be over a moment later.
+    /// Returns `true` if there is still work, which may end a moment later.
     pub(crate) fn is_open(&self) -> bool {
         self.lock().work.is_some()
     }
@@ -41,7 +41,7 @@ impl Gate {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes part in the work, if there still is some. A panic of it reaches the lender.
+    /// Takes part in the work, if there is still some. A panic in it is passed to the lender.
     pub(crate) fn enter(&self) {
         let work = {
             let mut inside = self.lock();
@@ -63,7 +63,7 @@ impl Gate {
     }
 }
 
-/// An open gate; it closes when this is dropped, and whoever is inside is waited for.
+/// Open gate. When dropped, it closes and waits for the helpers inside.
 struct Open<'a>(&'a Gate);
 
 impl Drop for Open<'_> {
@@ -75,7 +75,7 @@ impl Drop for Open<'_> {
                 return;
             }
             drop(inside);
-            // Whoever is inside needs the lock only to leave.
+            // Helpers inside need the lock only to leave.
             for _ in 0..32 {
                 std::hint::spin_loop();
             }
@@ -87,8 +87,8 @@ impl Drop for Open<'_> {
     }
 }
 
-/// Runs `work` here, while those whom `ask` has asked to [`Gate::enter`] may run it, too. Returns when everybody is done who
-/// has begun, and waits for nobody else. Nothing else runs on this thread meanwhile.
+/// Runs `work` here while helpers that `ask` invites may [`Gate::enter`] and run it too. Returns when all that have
+/// begun are done, and waits for no others. This thread runs nothing else meanwhile.
 pub(crate) fn lend(work: &(dyn Fn() + Sync), ask: impl FnOnce(&Arc<Gate>)) {
     let lent: *const (dyn Fn() + Sync + '_) = work;
     // A cast does not lengthen a lifetime.

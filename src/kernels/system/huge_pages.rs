@@ -1,10 +1,10 @@
 //! Large pages for large results.
 
-/// Room from this size on is worth it.
+/// Least size that is worth the request.
 const LEAST: usize = 1 << 22;
 
-/// Asks the system to back room that is about to be written with large pages, where it has such: touching memory for
-/// the first time, page by small page, costs more than what is written to it.
+/// Asks the system to back memory that is about to be written with large pages, if it has them. The first touch of
+/// memory, page by small page, costs more than the writes.
 pub(crate) fn ask_for<T>(room: &mut Vec<T>) {
     let spare = room.spare_capacity_mut();
     if size_of_val(spare) < LEAST {
@@ -12,7 +12,7 @@ pub(crate) fn ask_for<T>(room: &mut Vec<T>) {
     }
     #[cfg(target_os = "linux")]
     {
-        // Not every machine has pages of 4 KiB, and the advice is refused where no page begins.
+        // Not every machine has pages of 4 KiB, and the advice is refused for an unaligned address.
         let Some(page) = super::page_size() else { return };
         let start = spare.as_mut_ptr().cast::<u8>();
         let skip = start.align_offset(page);

@@ -1,26 +1,26 @@
-//! Pieces of files, mapped side by side: an array may begin in one file and go on in another.
+//! Pieces of files, mapped side by side: an array may begin in one file and continue in another.
 
 use std::io;
 
-/// Bytes of a file, and where they go. All but the descriptor are whole pages.
+/// Bytes of a file, and their destination. All numbers but the descriptor are multiples of the page size.
 #[derive(Debug, Clone, Copy)]
 pub struct MappedPiece {
-    /// Where in the memory.
+    /// Offset in the memory.
     pub at: usize,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: usize,
-    /// That of the open file.
+    /// Descriptor of the open file.
     pub descriptor: i32,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// Whether what is written to the memory is written to the file; else it is for this process alone.
+    /// `true` to write changes of the memory to the file; else they are private to this process.
     pub shared: bool,
 }
 
-/// A stretch of addresses with pieces of files in it. It stays as it is until it is dropped.
+/// Range of addresses with pieces of files in it. It is unchanged until dropped.
 ///
-/// It gives out an address and no memory: whoever makes a slice there sees to it that this lives as long, that nobody writes there
-/// meanwhile, and that the files are not cut short, which ends the process that reads behind their end.
+/// It returns an address and no memory. Whoever makes a slice there must ensure that this lives as long, that nobody
+/// writes there meanwhile, and that the files are not truncated: a read behind the end of a file kills the process.
 #[derive(Debug)]
 pub struct MappedPieces {
     start: usize,
@@ -28,11 +28,11 @@ pub struct MappedPieces {
 }
 
 impl MappedPieces {
-    /// Maps them.
+    /// Maps the pieces.
     ///
     /// # Errors
-    /// What the system says, and [`io::ErrorKind::InvalidInput`] for a piece that is outside of the stretch or reaches behind the last
-    /// page of its file.
+    /// The error of the system, or [`io::ErrorKind::InvalidInput`] for a piece that is outside of the range or reaches
+    /// behind the last page of its file.
     #[cfg(unix)]
     pub fn new(len: usize, pieces: &[MappedPiece]) -> io::Result<Self> {
         use libc::{MAP_ANON, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE};
@@ -61,7 +61,7 @@ impl MappedPieces {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // From here on dropped, and with it all pieces.
+        // From here on dropped on failure, with all pieces.
         let room = Self { start: start as usize, len };
         for piece in pieces {
             let how = if piece.shared { MAP_SHARED } else { MAP_PRIVATE | MAP_NORESERVE };
@@ -84,7 +84,7 @@ impl MappedPieces {
         Ok(room)
     }
 
-    /// Elsewhere no files are mapped side by side.
+    /// Fails: other systems cannot map files side by side.
     ///
     /// # Errors
     /// Always.
@@ -93,19 +93,19 @@ impl MappedPieces {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub fn start(&self) -> usize {
         self.start
     }
 
-    /// Bytes in all.
+    /// Returns the number of bytes.
     #[allow(clippy::len_without_is_empty)] // there is none without bytes
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Lets go of the pages: they no longer count as memory of the process, and come again from their files when they are read. What
-    /// was written to pieces that are not shared is lost.
+    /// Releases the pages: they no longer count as memory of the process, and are read again from their files. Changes
+    /// to pieces that are not shared are lost.
     pub fn let_go(&self) {
         #[cfg(unix)]
         // SAFETY: these addresses were mapped by `new`; what is in the files is read again from there.
@@ -115,7 +115,7 @@ impl MappedPieces {
     }
 }
 
-/// Where the last page of an open file ends.
+/// Returns the offset of the end of the last page of an open file.
 #[cfg(unix)]
 fn pages_end(descriptor: i32) -> Option<u64> {
     let mut about = std::mem::MaybeUninit::<libc::stat>::zeroed();
@@ -141,7 +141,7 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
-    /// What is in memory at a place of the pieces.
+    /// Returns the byte at a place of the pieces.
     fn byte(pieces: &MappedPieces, at: usize) -> u8 {
         assert!(at < pieces.len());
         // SAFETY: a byte of a piece that is mapped.

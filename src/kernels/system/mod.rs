@@ -1,4 +1,4 @@
-//! What is asked of the operating system, and memory that is not a slice yet.
+//! Requests to the operating system, and memory that is not a slice yet.
 
 mod address_space;
 mod concat;

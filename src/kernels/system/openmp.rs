@@ -1,7 +1,7 @@
-//! The threads that an OpenMP runtime of this process keeps: those of libgomp, which PyTorch's wheels for Linux bring along.
+//! Threads of this process's OpenMP runtime, libgomp, which PyTorch's wheels for Linux include.
 //!
-//! After a parallel part they wait for the next one without sleeping, for some milliseconds, and take the cores that threads of
-//! another pool would need. Whoever calls between such parts does better to have the same threads work for it.
+//! After a parallel region they spin for some milliseconds, and occupy the cores that threads of another pool would
+//! need. Calls between such regions are faster on the same threads.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -17,17 +17,17 @@ mod linux {
     type Parallel = unsafe extern "C" fn(Region, *mut c_void, c_uint, c_uint);
     type Number = unsafe extern "C" fn() -> c_int;
 
-    /// The ways into libgomp, as they are named in its source (`libgomp/libgomp_g.h` and `omp.h`).
+    /// Entry points of libgomp, named as in its source (`libgomp/libgomp_g.h` and `omp.h`).
     #[derive(Debug, Clone, Copy)]
     pub(super) struct Team {
         parallel: Parallel,
         in_parallel: Number,
         max_threads: Number,
-        /// In a child of a fork the threads are gone, and libgomp does not know it.
+        /// A forked child has no such threads, but libgomp does not know it.
         process: (u32, usize),
     }
 
-    /// What a region is told.
+    /// Data of a parallel region.
     struct Told<'a> {
         work: &'a (dyn Fn() + Sync),
         panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -36,32 +36,33 @@ mod linux {
     unsafe extern "C" fn region(told: *mut c_void) {
         // SAFETY: `run` passes a `Told` that lives until all threads have left the region.
         let told = unsafe { &*told.cast::<Told<'_>>() };
-        // A panic must not leave through a function of C.
+        // A panic must not unwind through a C function.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(told.work)) {
             told.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
         }
     }
 
     impl Team {
-        /// That of the library that has been loaded, if there is one.
+        /// Returns the team of the loaded library, if there is one.
         pub(super) fn find() -> Option<Team> {
             static FOUND: OnceLock<Team> = OnceLock::new();
             let process = (std::process::id(), forks());
-            // A child of a fork has nobody but itself, and asking for the others would never end.
+            // A forked child has one thread, and waiting for the others would never end.
             if process.1 > 0 || FOUND.get().is_none() && alone() {
                 return None;
             }
             let team = if let Some(team) = FOUND.get() {
                 *team
             } else {
-                // What is not there now may be loaded later.
+                // The library may be loaded later.
                 let team = look(process)?;
                 *FOUND.get_or_init(|| team)
             };
             (team.process == process).then_some(team)
         }
 
-        /// Runs work here and on other threads of the team, `lanes` together if it may have so many; whether it did.
+        /// Runs work here and on other threads of the team, on at most `lanes` in all. Returns `false` if it did not
+        /// run.
         pub(super) fn run(self, lanes: usize, work: &(dyn Fn() + Sync)) -> bool {
             // SAFETY: it takes nothing and gives a number.
             if unsafe { (self.in_parallel)() } != 0 {
@@ -88,12 +89,12 @@ mod linux {
         }
     }
 
-    /// Whether this process has one thread.
+    /// Returns `true` if this process has one thread.
     fn alone() -> bool {
         std::fs::read_dir("/proc/self/task").map_or(true, |tasks| tasks.take(2).count() < 2)
     }
 
-    /// Notes the name of a library, if it is one of libgomp.
+    /// Records the name of a library, if it is a libgomp.
     unsafe extern "C" fn note(
         info: *mut libc::dl_phdr_info,
         _: libc::size_t,
@@ -111,13 +112,13 @@ mod linux {
         0
     }
 
-    /// Looks for the library among those that are loaded.
+    /// Finds the library among those that are loaded.
     fn look(process: (u32, usize)) -> Option<Team> {
         let mut names: Vec<CString> = Vec::new();
         let list: *mut Vec<CString> = &raw mut names;
         // SAFETY: the function above is called for each library, one after another, before this returns.
         unsafe { libc::dl_iterate_phdr(Some(note), list.cast()) };
-        // Of several, the one that PyTorch has brought.
+        // Of several, prefer the one of PyTorch.
         names.sort_by_key(|name| !name.to_bytes().windows(5).any(|w| w == b"torch"));
         let symbol = |library: *mut c_void, name: &CStr| -> Option<*mut c_void> {
             // SAFETY: a library that is loaded and a name.
@@ -147,8 +148,9 @@ mod linux {
     }
 }
 
-/// Runs work here and at the same time on other threads of the OpenMP runtime, `lanes` together if it may have so many, and waits for
-/// all of them; whether it did. It does not where there is none, in the middle of a parallel part, or in a forked child.
+/// Runs work here and at the same time on other threads of the OpenMP runtime, on at most `lanes` in all, and waits for
+/// all of them. Returns `false`, without running it, if there is no runtime, inside a parallel region, and in a forked
+/// child.
 pub(crate) fn with_team(lanes: usize, work: &(dyn Fn() + Sync)) -> bool {
     #[cfg(target_os = "linux")]
     return linux::Team::find().is_some_and(|team| team.run(lanes, work));
@@ -165,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether there is a runtime to be had: a package of C compilers, which the machine need not have.
+    /// Returns `true` if there is a runtime: a package of C compilers, which may be missing.
     fn loaded() -> bool {
         // SAFETY: the runtime's initialisation does nothing to this program.
         !unsafe { libc::dlopen(c"libgomp.so.1".as_ptr(), libc::RTLD_LAZY) }.is_null()
@@ -191,10 +193,10 @@ mod tests {
                 runs.store(0, Ordering::Relaxed);
                 let ran = with_team(lanes, &|| {
                     runs.fetch_add(1, Ordering::Relaxed);
-                    // It is a parallel part: another is not begun.
+                    // Inside a parallel region no other is begun.
                     assert!(!with_team(2, &|| ()));
                 });
-                // On a machine of one thread there is no team; else no more than it has.
+                // On a machine of one thread there is no team; else at most its threads.
                 let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
                 assert_eq!(ran, most > 1);
                 assert!(!ran || (1..=lanes.min(most)).contains(&runs.load(Ordering::Relaxed)));

@@ -1,10 +1,10 @@
-//! Pages of memory that a file or a swap area stands behind: which are here, and asking for those that are not.
+//! Pages of memory backed by a file or a swap area: presence, and read-ahead.
 
-/// Pages that one question covers.
+/// Pages per query.
 #[cfg(target_os = "linux")]
 const WINDOW: usize = 512;
 
-/// Bytes of a page, where pages can be asked for.
+/// Returns the bytes of a page, if the system supports read-ahead.
 pub(crate) fn page_size() -> Option<usize> {
     #[cfg(target_os = "linux")]
     {
@@ -16,8 +16,8 @@ pub(crate) fn page_size() -> Option<usize> {
     None
 }
 
-/// Asks for those pages from number `first` on (an address divided by the size of a page) that are wanted and not here, and
-/// does not wait for them. Nothing else is read, which a page fault would do: around the place, megabytes on some systems.
+/// Requests the wanted pages from number `first` on (an address divided by the page size) that are not in memory,
+/// without waiting. A page fault would also read around the place, megabytes on some systems.
 #[cfg_attr(not(target_os = "linux"), expect(unused_variables))]
 pub(crate) fn ask_for_pages(first: usize, wanted: &[bool]) {
     #[cfg(target_os = "linux")]
@@ -41,7 +41,7 @@ pub(crate) fn ask_for_pages(first: usize, wanted: &[bool]) {
     }
 }
 
-/// What the system says of some consecutive pages.
+/// The system's answer about some consecutive pages.
 #[cfg(target_os = "linux")]
 struct Window {
     page: usize,
@@ -52,7 +52,7 @@ struct Window {
 
 #[cfg(target_os = "linux")]
 impl Window {
-    /// Whether a page is in memory. Where the system does not say, it is not, and asked for in vain at worst.
+    /// Returns `true` if a page is in memory. Without an answer it counts as absent, and at worst is requested in vain.
     fn has(&mut self, number: usize) -> bool {
         if !(self.first..self.first + self.count).contains(&number) {
             (self.first, self.count) = (number, WINDOW);
@@ -70,7 +70,7 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// Whatever lies there, and also behind its end.
+    /// Holds for any memory, also behind its end.
     #[test]
     fn asking_changes_nothing() {
         let Some(page) = page_size() else { return };

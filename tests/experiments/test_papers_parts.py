@@ -1,0 +1,144 @@
+"""The parts that experiments of the papers compute by, beside definitions written out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("torch")
+
+from papers import balls, bert_table, gap_rules, key_search
+from papers.common import EXAMPLE, heads_of, medians
+from papers.self_attention import Attention, spectral_norm
+
+from certk_rs import select
+
+
+def slow(
+    q: np.ndarray, keys: np.ndarray, cells: list[list[int]], scale: float, eps: float, gap: bool
+) -> int:
+    """Return the keys scored, by Python's own sums, cell after cell."""
+    s = [scale * math.fsum(a * b for a, b in zip(q, key, strict=True)) for key in keys]
+    n, bounds = len(keys), []
+    for cell in cells:
+        centre = [math.fsum(keys[i][j] for i in cell) / len(cell) for j in range(len(q))]
+        radius = max(math.dist(keys[i], centre) for i in cell)
+        product = math.fsum(a * b for a, b in zip(q, centre, strict=True))
+        bounds.append(scale * product + abs(scale) * math.hypot(*q) * radius * (1 + 1e-9))
+    order = sorted(range(len(cells)), key=lambda c: -bounds[c])
+    for j in range(1, len(cells) + 1):
+        known = sorted((s[i] for c in order[:j] for i in cells[c]), reverse=True)
+        closed = order[j:]
+        if gap:
+            above = max((bounds[c] for c in closed), default=-math.inf)
+            for k in range(1, len(known) + 1):
+                if k == n:
+                    return n
+                following = max([above, *known[k : k + 1]])
+                if known[k - 1] - following >= math.log((n - k) * (1 - eps) / (k * eps)):
+                    return len(known)
+        else:
+            may = math.fsum(len(cells[c]) * math.exp(bounds[c]) for c in closed)
+            if may <= eps / (1 - eps) * math.fsum(math.exp(x) for x in known):
+                return len(known)
+    raise AssertionError("all cells open prove everything")
+
+
+@pytest.mark.parametrize("gap", [False, True])
+@pytest.mark.parametrize("sharp", [0.3, 3.0, 12.0])
+@pytest.mark.parametrize("clusters", [False, True])
+def test_keys_scored_over_balls(clusters: bool, sharp: float, gap: bool) -> None:
+    rng = np.random.default_rng([int(10 * sharp), gap])
+    keys = rng.standard_normal((67, 5)) + 3 * rng.standard_normal((4, 5))[rng.integers(4, size=67)]
+    queries, scale = sharp * rng.standard_normal((6, 5)), 0.4
+    labels = balls.clustered(keys, 8, rng) if clusters else balls.consecutive(67, 8)
+    cells = balls.balls(keys, labels)
+    upper = cells.upper(queries, scale)
+    found = balls.scored(scale * queries @ keys.T, upper, cells, 0.05, gap=gap)
+    members = [np.flatnonzero(labels == c).tolist() for c in np.unique(labels)]
+    assert found.tolist() == [slow(q, keys, members, scale, 0.05, gap) for q in queries]
+    if clusters:
+        assert len(members) > 1
+        assert max(map(len, members)) < 67
+    upper[1, 2] -= 50.0
+    with pytest.raises(SystemExit, match="the bound of a cell is broken in 1 of"):
+        balls.scored(scale * queries @ keys.T, upper, cells, 0.05, gap=gap)
+
+
+@pytest.mark.parametrize("sharp", [0.5, 3.0, 20.0])
+def test_the_error_of_a_window_is_that_of_the_two_matrices(sharp: float) -> None:
+    scores = sharp * np.random.default_rng(1).standard_normal((90, 90))
+    dense = np.exp(scores.astype(np.longdouble))
+    dense /= dense.sum(axis=1, keepdims=True)
+    attention = Attention(scores)
+    for k in (1, 2, 9, 89, 90):
+        few = np.zeros_like(dense)
+        for row, shares in zip(few, dense, strict=True):
+            best = np.argsort(-shares, kind="stable")[:k]
+            row[best] = shares[best]
+        tail = float(1 - few.sum(axis=1).mean())
+        few /= few.sum(axis=1, keepdims=True)
+        norm, lost = attention.errors(k)
+        change = (few - dense).astype(np.float64)
+        assert norm == pytest.approx(np.linalg.svd(change)[1][0] / 90, rel=1e-3, abs=1e-9)
+        assert lost == pytest.approx(tail, rel=1e-9, abs=1e-15)
+
+
+def test_a_spectral_norm_approaches_from_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    for matrix in (rng.standard_normal((60, 80)), np.outer(np.ones(50), rng.random(50)), np.eye(9)):
+        real = np.linalg.svd(matrix)[1][0]
+        assert real * (1 - 5e-3) <= spectral_norm(matrix) <= real * (1 + 1e-12)
+    monkeypatch.setattr("papers.self_attention.spectral_norm", lambda _: 100.0)
+    with pytest.raises(SystemExit, match="the spectral norm of a difference is broken"):
+        Attention(np.zeros((20, 20))).errors(3)
+
+
+@pytest.mark.parametrize("n", [130, 128 + 15, 144])
+def test_blocks_cover_every_key(n: int) -> None:
+    """The heavy keys are in the last block, which may be short: their mass counts."""
+    last = n - (n - 1) // 16 * 16
+    row = np.random.default_rng(n).standard_normal(n)
+    row[-last:] = 20.0
+    weights = np.exp(row - 20.0)
+    kept, lost = gap_rules.blocks(row, 0.01)
+    assert kept == last
+    assert lost == pytest.approx(weights[:-last].sum() / weights.sum(), rel=1e-9)
+    assert gap_rules.blocks(np.zeros(n), 0.5)[0] >= n / 2
+    assert gap_rules.blocks(np.zeros(n), 0.0) == (n, 0.0)
+
+
+def test_counts_of_a_head_are_true() -> None:
+    """The smallest k and the Gaussian rule, by sums and quantiles of others."""
+    from scipy.stats import norm
+
+    head = heads_of(EXAMPLE, 4)[17]
+    scores = head.queries @ head.keys.T / math.sqrt(head.keys.shape[1])
+    weights = np.sort(np.exp(scores - scores.max(1, keepdims=True)).astype(np.longdouble), axis=1)
+    least = (np.cumsum(weights, 1) > 0.01 * weights.sum(1, keepdims=True)).sum(1)
+    rule = scores.shape[1] * norm.sf(scores.std(1) + norm.ppf(0.01))
+    found = bert_table._measured(head)
+    assert found["k"] == least.mean()
+    assert found["gaussian"] == pytest.approx(rule.mean(), rel=1e-9)
+
+
+def test_broken_promises_of_searches_are_seen() -> None:
+    scores = np.random.default_rng(0).standard_normal(50) * 3
+    order = np.argsort(-scores)
+    k = int(select(scores, 0.1, prove_minimal=True).k)
+    for eps in (0.1, None):
+        assert not key_search.wrong(scores, order[:k], eps, k)
+        assert key_search.wrong(scores, order[: k - 1], eps, k)
+        assert key_search.wrong(scores, order[1 : k + 1], eps, k)
+
+
+def test_times_are_medians_of_works_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    clock = iter([0.0, 1.0, 1.0, 3.0, 3.0, 4.0, 4.0, 104.0, 104.0, 109.0, 109.0, 111.0])
+    monkeypatch.setattr("papers.common.time.thread_time", lambda: next(clock))
+    works = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    assert medians(works, 3) == {"a": 1.0, "b": 2.0}
+    assert order == ["a", "b"] * 3
