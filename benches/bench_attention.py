@@ -147,7 +147,7 @@ class Data:
         return [works(q[:rows], self.k, self.v, EPS) for q in self.q]
 
     def sdpa(self) -> None:
-        """What torch has for it."""
+        """Return torch's call for it."""
         k, v = self.k[None, None], self.v[None, None]
         for q in self.q:
             attend = torch.nn.functional.scaled_dot_product_attention
@@ -180,7 +180,7 @@ class Data:
         return float(found.k.mean()) / self.case.n, float(found.scored.mean()) / self.case.n
 
     def bytes_needed(self, kept: float) -> float:
-        """What is read at least: codes if there are any, keys and values that some row keeps."""
+        """Return the bytes that are read at least: codes if there are any, kept keys and values."""
         row = DIM * self.k.element_size()
         some = 1 - (1 - kept) ** self.case.rows
         codes = self.case.n * (DIM + 2) if self.index is not None and kept < 0.6 else 0

@@ -149,7 +149,7 @@ class Decoders:
                 )
 
     def precise(self) -> Any:
-        """What a token gives in float32."""
+        """Return the logits of a token in float32."""
         import transformers
 
         cache = transformers.DynamicCache(config=self.plain.config)

@@ -1,4 +1,4 @@
-"""What a guard of dropped keys knows, and what it costs: `python benches/bench_guard.py [T C S]`.
+"""Tightness and cost of guards of dropped keys: `python benches/bench_guard.py [T C S]`.
 
 T: for later queries of real rows, the guard's upper end of the dropped mass over the truth, and the
 keys it would fetch over the fewest. The long rows need CERTK_DATA (n = 65536: 128 windows of

@@ -45,7 +45,7 @@ SCRATCH = Path(os.environ.get("CERTK_SCRATCH", "."))
 
 
 def read_bytes() -> int:
-    """What this process has caused to be read from disks."""
+    """Return the bytes that this process has read from disks."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 

@@ -77,7 +77,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Spent:
-    """What one process took."""
+    """Time and memory of one process."""
 
     wall: float
     cpu: float
@@ -170,7 +170,7 @@ def peer(source: Path, target: Path, counts: list[int]) -> Spent:
 
 
 def counts_of(out: Path, source: Path) -> list[int]:
-    """How many keys each kv head keeps."""
+    """Return the number of keys that each kv head keeps."""
     state = json.loads((out / ".certk" / "files" / f"{source.name}.json").read_text())
     return [one["kept"] for layer in state["report"]["layers"] for one in layer["sets"]]
 
@@ -265,7 +265,7 @@ def plot(found: list[tuple[str, int, float]], path: Path) -> None:
 
 
 def table(found: list[tuple[str, int, float]]) -> str:
-    """What `growth` found, as text."""
+    """Return the results of `growth` as text."""
     lines = ["GB per minute, n = 8192, 32 query heads, 64 queries each, but"]
     return "\n".join(lines + [f"  {size} {value}: {rate:.2f}" for size, value, rate in found])
 

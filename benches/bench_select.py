@@ -57,7 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """What to measure; a plot needs its section."""
+    """Return the sections to measure; a plot needs its section."""
     wanted = frozenset(options.sections or ORDER) | (frozenset({"G2"}) if options.plot else set())
     if options.quick:
         return Settings(wanted, **QUICK)

@@ -208,7 +208,7 @@ def read(work: Work, threads: int, calls: int) -> Reading:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two results hold the same arrays, or are the same bytes but for times in a header."""
+    """Return True if two results hold equal arrays, or equal bytes but for times in a header."""
     if isinstance(one, bytes):
         return len(one) == len(other) and one[len(one) // 2 :] == other[len(one) // 2 :]
     names = ("indices", "indptr", "k", "tail_mass_upper", "out", "error_bound")
@@ -263,7 +263,7 @@ def at_once(servers: Iterable[Server], threads: int, calls: int) -> list[Reading
 
 
 def calls_for(server: Server, threads: int) -> int:
-    """How many calls fill a reading; what is found on the way warms up."""
+    """Return the number of calls that fill a reading; the search for it warms up."""
     once = min(at_once([server], threads, 2)[0].wall / 2 for _ in range(3))
     return max(2, round(SECONDS / once))
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pieces(files: list[Path]) -> list[str]:
-    """Joined paragraphs of about 2000 characters, so that rows have many keys."""
+    """Join paragraphs to some 2000 characters each, so that rows have many keys."""
     found: list[str] = []
     for file in files:
         part = ""

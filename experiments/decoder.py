@@ -93,7 +93,7 @@ def following(model: Any, cache: Any, passage: Passage) -> torch.Tensor:
 
 
 def cost(model: Any, caches: list[Any], chosen: list[Passage], dense: list[torch.Tensor]) -> Cost:
-    """What the rest of the passages costs, beside what whole caches say of it.
+    """Return the cost of the rest of the passages, beside that with whole caches.
 
     The first byte is left out: it follows from the prompt's own forward pass, which has all keys.
     """
@@ -159,7 +159,7 @@ def go_on(model: Any, folder: Path, out: Path, passage: Passage, eps: float, new
 
 
 def tail_masses(captured: Path, pruned: Path) -> tuple[float, float, float]:
-    """What captured queries lose: the most that is proven, the most by dense attention in float64.
+    """Return the largest losses of captured queries: as proven, and by dense attention in float64.
 
     And the most by which a query loses more than is proven of it, which rounding of the dense
     masses alone can make positive.
@@ -187,7 +187,7 @@ def tail_masses(captured: Path, pruned: Path) -> tuple[float, float, float]:
 
 
 def presses() -> dict[str, Callable[[float], Any]]:
-    """What kvpress prunes by, for a share of keys to drop; empty if it is not installed."""
+    """Return the presses of kvpress for a share of keys to drop; none if it is not installed."""
     if find_spec("kvpress") is None:
         return {}
     import kvpress
@@ -202,7 +202,7 @@ def presses() -> dict[str, Callable[[float], Any]]:
 
 
 def pressed(model: Any, press: Callable[[float], Any], passage: Passage, kept: float) -> Any:
-    """The cache of a prompt after a press has cut it to the share `kept` in every head."""
+    """Return the cache of a prompt that a press has cut to the share `kept` in every head."""
     n = passage.prompt.shape[1]
     # Presses keep int(n * (1 - drop)) keys of each head; in the middle nothing hangs on rounding.
     drop = 1 - (max(1, round(kept * n)) + 0.5) / n
@@ -213,7 +213,7 @@ def pressed(model: Any, press: Callable[[float], Any], passage: Passage, kept: f
 
 
 def measure(model: Any, out: Path, chosen: list[Passage], budgets: list[float]) -> dict[str, Any]:
-    """What certified pruning costs at every budget, and every press at the same sizes."""
+    """Measure certified pruning at every budget, and every press at the same sizes."""
     folder = out / "captured"
     folder.mkdir()
     for i, passage in enumerate(chosen):

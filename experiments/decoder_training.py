@@ -26,7 +26,7 @@ Tell = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, and for how long; the default takes minutes on two cores."""
+    """The model to train, and the time; the default takes minutes on two cores."""
 
     width: int = 192
     layers: int = 4
@@ -53,7 +53,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def texts() -> tuple[list[Path], list[Path]]:
-    """The files to train on, and those held out: every tenth of a sorted list."""
+    """Return the files to train on, and those held out: every tenth of a sorted list."""
     files = sorted({path for pattern in TEXTS for path in ROOT.glob(pattern)})
     held = files[HELD_OUT // 2 :: HELD_OUT]
     return [path for path in files if path not in held], held
@@ -72,7 +72,7 @@ def untrained(recipe: Recipe) -> LlamaForCausalLM:
 
 
 def trained(folder: Path, recipe: Recipe, tell: Tell) -> tuple[LlamaForCausalLM, list[Path]]:
-    """The model saved in `folder`, if this recipe made it, or a new one that is saved there.
+    """Load the model in `folder` if this recipe made it, or train one and save it there.
 
     `tell` is called with the steps done, their number, and the loss in bits per byte. Beside the
     model come the files that it was not trained on.
@@ -106,7 +106,7 @@ def _rows(data: torch.Tensor, recipe: Recipe) -> Iterator[torch.Tensor]:
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16."""
+    """Return True if the processor multiplies bfloat16."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 

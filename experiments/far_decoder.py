@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, and for how long; the default takes minutes on two cores."""
+    """The model to train, and the time; the default takes minutes on two cores."""
 
     width: int = 128
     layers: int = 3
@@ -81,7 +81,7 @@ def untrained(recipe: Recipe) -> LlamaForCausalLM:
 
 
 def trained(path: Path, recipe: Recipe, console: Console) -> LlamaForCausalLM:
-    """The model saved at `path`, if this recipe made it, or a new one that is saved there."""
+    """Load the model at `path` if this recipe made it, or train one and save it there."""
     # As JSON has it: without tuples.
     said = json.dumps(asdict(recipe))
     model = untrained(recipe)

@@ -46,12 +46,12 @@ class Text:
     far: NDArray[np.bool_]
 
     def cut(self, length: int) -> Text:
-        """The first bytes of it."""
+        """Return its first bytes."""
         return Text(self.bytes[:length], self.told[:length], self.far[:length])
 
 
 def prose(path: Path) -> bytes:
-    """What a file holds, but for what is not ASCII."""
+    """Return a file's text without all that is not ASCII."""
     return bytes(byte for byte in path.read_bytes() if byte < 128)
 
 
@@ -86,7 +86,7 @@ class Maker:
         self.rng = np.random.default_rng(seed)
 
     def prose(self, length: int) -> Text:
-        """A piece of the corpus."""
+        """Draw a piece of the corpus."""
         start = int(self.rng.integers(len(self.corpus) - length))
         return _plain(self.corpus[start : start + length], True)
 
@@ -101,14 +101,14 @@ class Maker:
         return joined(_plain(lines.ravel(), False), self.prose(gap)), questions
 
     def copies(self, count: int, gap: int) -> tuple[Text, Text]:
-        """A row of different symbols and so much prose, and the row again."""
+        """Return a row of different symbols, so much prose, and the row again."""
         row = self.rng.choice(SYMBOLS, count, replace=False)
         # Which symbol begins the second row nothing says.
         again = np.arange(count) > 0
         return joined(_plain(row, False), self.prose(gap)), Text(row, again, again)
 
     def repeats(self, length: int) -> Text:
-        """A row of different symbols over and over."""
+        """Repeat a row of different symbols."""
         count = int(self.rng.integers(8, 33))
         row = self.rng.choice(SYMBOLS, count, replace=False)
         again = np.arange(length) >= count
@@ -141,7 +141,7 @@ class Maker:
         return joined(*parts).cut(length)
 
     def some(self, left: int) -> Iterator[Text]:
-        """A task or prose, with a gap that may take all that is left."""
+        """Return a task or prose, with a gap that may take all that is left."""
         kind = self.rng.choice(4, p=(0.4, 0.3, 0.1, 0.2))
         # Of all sizes: many short ones, from which the way is learned, and few long ones.
         gap = int(left * self.rng.random() ** 2)

@@ -1,4 +1,4 @@
-"""What later queries lose of a pruned cache, by every way of pruning, on texts that were held out.
+"""Losses of later queries of a pruned cache, by every method, on held-out texts.
 
 `python experiments/held_out.py` trains a small decoder that must look far back (far_decoder.py),
 unless `--model` names a file that holds it. Caches of held-out prompts are pruned for the last
@@ -121,7 +121,7 @@ def passages(count: int, prompt: int, rest: int) -> list[Passage]:
 
 
 def _of_each_kind(maker: far_texts.Maker, prompt: int, rest: int) -> list[far_texts.Text]:
-    """What is asked for stands in front of a gap of two thirds of the prompt, or more."""
+    """Draw prompts whose answer stands before a gap of two thirds of the prompt or more."""
     size = min(rest // 2, prompt // 12)
     gaps = int(maker.rng.integers(2 * prompt // 3, prompt - 2 * size + 1)) if size else 0
     found = [maker.prose(prompt + rest)]
@@ -135,7 +135,7 @@ def _of_each_kind(maker: far_texts.Maker, prompt: int, rest: int) -> list[far_te
 
 
 def prefill(model: Any, passage: Passage) -> Whole:
-    """The whole cache of a prompt, made by sdpa."""
+    """Return the whole cache of a prompt, made by sdpa."""
     model.set_attn_implementation("sdpa")
     cache = DynamicCache()
     with torch.inference_mode(), Watch(model) as watch:
@@ -174,7 +174,7 @@ def following(
 
 @dataclass
 class Sums:
-    """What one way of pruning does to all passages of a kind, at one eps."""
+    """Sums over all passages of a kind, for one method of pruning at one eps."""
 
     loss: float = 0.0
     right: int = 0
@@ -243,18 +243,18 @@ class Sums:
 
 
 def masses_of(watch: Watch, whole: Whole) -> list[torch.Tensor]:
-    """True weights of the prompt's keys, for each layer."""
+    """Return true weights of the prompt's keys, for each layer."""
     return [watch.masses(layer, whole.keys(layer)) for layer in range(len(whole.queries))]
 
 
 def stacked(masses: list[torch.Tensor], dropped: list[torch.Tensor]) -> NDArray[np.float64]:
-    """True losses, (layers, heads, m)."""
+    """Return true losses, (layers, heads, m)."""
     each = [lost(*pair).numpy() for pair in zip(masses, dropped, strict=True)]
     return np.stack(each)
 
 
 def dropped_of(cache: Any, whole: Whole) -> list[torch.Tensor]:
-    """Which keys of the prompt are not among those of a cache, (kv_heads, n), by their bits."""
+    """Return the keys of the prompt that a cache lacks, (kv_heads, n), by their bits."""
     found = []
     for layer in range(len(whole.queries)):
         every = whole.keys(layer)
@@ -406,7 +406,7 @@ def over_kinds(found: dict[str, Any], eps: float, method: str) -> dict[str, floa
 
 
 def show(found: dict[str, Any]) -> None:
-    """A table, a row for each eps and way of pruning."""
+    """Return a table, a row for each eps and way of pruning."""
     table = Table(
         box=box.SIMPLE_HEAD, title="By later queries", title_justify="left", pad_edge=False
     )

@@ -122,7 +122,7 @@ def ours() -> dict[str, Callable[[float], Any]]:
 
 
 def compressed(model: Any, press: Any, needle: Needle) -> tuple[Any, float]:
-    """The cache of a context under a press, and what its last queries have lost, proven."""
+    """Return the cache of a context under a press, and the proven losses of its last queries."""
     from certk_rs.kvpress import CertifiedPress, CertkPress
 
     outer = press if isinstance(press, CertkPress) else CertifiedPress(press, window=WINDOW)
@@ -133,7 +133,7 @@ def compressed(model: Any, press: Any, needle: Needle) -> tuple[Any, float]:
 
 
 def score(model: Any, cache: Any, needle: Needle) -> float:
-    """The share of the answer's bytes that greedy decoding gets right, at their places."""
+    """Return the share of the answer's bytes that greedy decoding gets right, at their places."""
     at, given, right = needle.context.shape[1], needle.question, 0
     for byte in needle.answer[0].tolist():
         positions = torch.arange(at, at + given.shape[1])
@@ -152,7 +152,7 @@ def score(model: Any, cache: Any, needle: Needle) -> float:
 def measure(
     model: Any, chosen: list[Needle], ratios: tuple[float, ...], tell: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """A row for every press and ratio: the mean score of each task, and the worst loss."""
+    """Return a row for every press and ratio: the mean score of each task, and the worst loss."""
     found: dict[tuple[str, float], dict[str, list[float]]] = {}
     every = ours() | presses()
     for done, needle in enumerate(chosen):
@@ -185,7 +185,7 @@ def measure(
 
 
 def show(found: list[dict[str, Any]]) -> None:
-    """The table."""
+    """Return the table."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("dropped", "press", *TASKS, "lost, median", "lost, worst"):
         table.add_column(name, justify="left" if name == "press" else "right")

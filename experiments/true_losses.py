@@ -1,4 +1,4 @@
-"""What attention over a part of a prompt's keys truly loses, in float64 and without certk_rs.
+"""True losses of attention over a part of a prompt's keys, in float64 and without certk_rs.
 
 While a `Watch` is open, it takes down what the layers of a Llama are given, and makes queries and
 new keys of that by the layer's own projections. The softmax over all keys of the prompt, dropped or
@@ -45,11 +45,11 @@ class Watch:
         self._keys[module.layer_idx].append(key[0])
 
     def queries(self, layer: int) -> torch.Tensor:
-        """The queries of a layer, (heads, m, d)."""
+        """Return the queries of a layer, (heads, m, d)."""
         return torch.cat(self._queries[layer], dim=1)
 
     def masses(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
-        """What the keys (kv_heads, n, d) of the prompt weigh for each query, (heads, m, n).
+        """Return the masses of keys (kv_heads, n, d) for each query, (heads, m, n).
 
         Of a softmax that is over these and the new keys up to the query's own.
         """
@@ -63,7 +63,7 @@ class Watch:
 
 
 def lost(masses: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
-    """The share of the dropped keys, (heads, m); `dropped` is (kv_heads, n) or (kv_heads, m, n)."""
+    """Sum the shares of dropped keys, (heads, m); `dropped`: (kv_heads, n) or (kv_heads, m, n)."""
     if dropped.ndim == 2:
         dropped = dropped[:, None]
     size = masses.shape[0] // dropped.shape[0]

@@ -1,1 +1,1 @@
-"""What every benchmark needs: rows, peers, an oracle, a clock, the machine and a table."""
+"""Shared parts of benchmarks: rows, peers, an oracle, a clock, the machine and a table."""

@@ -1,4 +1,4 @@
-"""Where, with what and by which command a table was made."""
+"""The machine, versions and command of a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAGS = re.compile(r"^(sse4_2|avx.*|fma|f16c|bmi2|asimd.*|sve.*)$")
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None where it cannot run."""
+    """Return the output of a command, or None if it cannot run."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -36,7 +36,7 @@ class Line:
 
     @property
     def mark(self) -> str:
-        """Whether the target is met; empty where there is none."""
+        """Return a mark if the target is met; empty if there is none."""
         if self.target is None:
             return ""
         return "ok" if self.ratio <= self.target else "MISS"
@@ -127,7 +127,7 @@ def section_text(name: str, title: str, entries: Iterable[Entry]) -> str:
 
 
 def summary(entries: Iterable[Entry]) -> str:
-    """How many targets are met, and which sections miss one."""
+    """Return the number of targets met, and the sections that miss one."""
     judged = [entry for entry in entries if isinstance(entry, Line) and entry.mark]
     missed = [line for line in judged if line.mark != "ok"]
     text = f"{len(judged) - len(missed)} of {len(judged)} targets met"

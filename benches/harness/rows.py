@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "python" / "certk_rs" / "_data"
 
 
 def count(n: int, scores: int, least: int = 1) -> int:
-    """How many rows of n make up about `scores` scores."""
+    """Return the number of rows of n that hold about `scores` scores."""
     return max(scores // n, least)
 
 

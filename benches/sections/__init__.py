@@ -1,1 +1,1 @@
-"""What is measured: each module has SECTIONS (name to title) and `run`, which yields entries."""
+"""Measurements: each module has SECTIONS (name to title) and `run`, which yields entries."""

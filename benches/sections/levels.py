@@ -40,7 +40,7 @@ def level(name: str | None) -> Iterator[None]:
 
 
 def runs_here(name: str) -> bool:
-    """Whether this CPU, and this build, has the level."""
+    """Return True if this CPU and this build have the level."""
     try:
         with level(name):
             return True

@@ -1,4 +1,4 @@
-"""What all sections share: how much to measure, the budget, and how `select` enters a contest."""
+"""Settings of all sections: sizes, the budget, and the entry of `select` in a contest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Settings:
     longest: int = 1 << 24
 
     def wants(self, *names: str) -> bool:
-        """Whether any of these sections was asked for."""
+        """Return True if any of these sections was asked for."""
         return not self.wanted.isdisjoint(names)
 
     def lengths(self, *lengths: int) -> list[int]:

@@ -68,7 +68,7 @@ ELSEWHERE = {
 
 
 def pages() -> dict[str, str]:
-    """The text of each page, by its place, the list of all modules first."""
+    """Return the text of each page, by its place, the list of all modules first."""
     found = {"api/index.md": _index()}
     for module in MODULES:
         found[place(module)] = _page(module)
@@ -76,7 +76,7 @@ def pages() -> dict[str, str]:
 
 
 def place(module: Shown) -> str:
-    """Where the page of a module is."""
+    """Return the place of a module's page."""
     return f"api/{module.name.rpartition('.')[2].lstrip('_')}.md"
 
 
@@ -129,6 +129,6 @@ def _about(module: Shown) -> str:
 
 
 def _members(name: str) -> list[str]:
-    """The public names of a module, functions before classes; modules have pages of their own."""
+    """Return the public names of a module, functions before classes, without modules."""
     found = {f"{name}.{each}" for each in public_names(name)} - _modules_of(name)
     return sorted(found, key=lambda each: (each.rpartition(".")[2][0].isupper(), each))

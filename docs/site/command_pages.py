@@ -25,7 +25,7 @@ class _Collected:
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     from certk_rs._cli.tree import tree
 
     group: Any = tree()

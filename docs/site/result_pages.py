@@ -31,7 +31,7 @@ class Result:
 
     @property
     def place(self) -> str:
-        """Where its page is."""
+        """Return the place of its page."""
         return place_of(self.path.relative_to(ROOT).as_posix())
 
 

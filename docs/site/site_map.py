@@ -50,7 +50,7 @@ _LATER_ITEM = re.compile(r"\s*([*+-]|\d+\.) +\S")
 
 
 def place_of(path: str) -> str:
-    """Where the site has a file or folder of the repository: a path below docs/, if need be made.
+    """Return the place of a file or folder of the repository in the site, a path below docs/.
 
     Raises:
         ValueError: There is no such file, or it is a folder without a page.

@@ -190,7 +190,7 @@ class KeyIndex:
     def log_mass(
         self, q: _Stored, how: _Weighing
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The two ends, a number per row."""
+        """Return the two ends, a number per row."""
 
     def recall(
         self,
@@ -202,7 +202,7 @@ class KeyIndex:
     ) -> Recalled: ...
     def check(self, keys: _Stored, threads: object) -> None: ...
     def parts(self) -> list[_Head]:
-        """Copies of what is to be saved, head by head."""
+        """Return copies of the arrays to be saved, head by head."""
 
     @staticmethod
     def of_parts(shape: tuple[int, ...], dtype: str, heads: list[_Head]) -> KeyIndex: ...
@@ -387,7 +387,7 @@ def multi_gap(
 def best_cuts(
     scores: _Stored, k: NDArray[np.int64], n_cuts: object, threads: object
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The cuts of all rows, one row after another, and how many each row has."""
+    """Return the cuts of all rows, one row after another, and the count of each row."""
 
 def blockwise(
     sizes: NDArray[np.int64],
@@ -477,7 +477,7 @@ class ValueBall:
     def build(values: _Stored, threads: object) -> ValueBall: ...
     def append(self, values: _Stored) -> None: ...
     def parts(self) -> tuple[list[int], list[NDArray[np.float64]]]:
-        """The shape of the values, and of each head the centre and behind it the radius."""
+        """Return the shape of the values, and of each head the centre and behind it the radius."""
     @staticmethod
     def of_parts(shape: Sequence[int], heads: list[NDArray[np.float64]]) -> ValueBall: ...
     def radii(self) -> NDArray[np.float64]:
@@ -568,7 +568,7 @@ class DefaultFloats:
     def __exit__(self, *_raised: object) -> None: ...
 
 def nearest_rsqrt(d: object) -> float:
-    """The float64 nearest d^-1/2, d >= 1: the scale of attention where none is given."""
+    """Return the float64 nearest d^-1/2, d >= 1: the default scale of attention."""
 
 def simd_level() -> str:
     """Name of the instruction-set level in use: portable, portable-nofma, avx2, avx512 or neon."""

@@ -204,7 +204,7 @@ def test_select(folder: Path) -> None:
 
 
 def test_arguments(folder: Path) -> None:
-    """What the shell makes of a star is foreign as well."""
+    """Names that the shell makes of a star are foreign, too."""
     (folder / "text").write_bytes(b"\xff")
     for arguments in (
         (NAME,),
@@ -266,7 +266,7 @@ def test_tables_have_no_markup(capsys: Captured) -> None:
 
 
 class Reader(HTMLParser):
-    """What a browser would make of a page."""
+    """The text and structure of a page as a browser reads it."""
 
     def __init__(self) -> None:
         super().__init__()

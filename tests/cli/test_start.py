@@ -1,4 +1,4 @@
-"""How the program starts: what it imports for which question, and Ctrl-C while it does."""
+"""Start of the program: the imports of each command, and Ctrl-C while they run."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ def test_a_partial_file_that_vanishes_before_the_link(
 def test_another_file_behind_the_name_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where links go by name, somebody may still be faster than the last look."""
+    """A file exchanged after the last look is found, where links go by name."""
     monkeypatch.setattr(os, "link", lambda _, target: Path(target).write_text("half"))
     with pytest.raises(CertkError, match="is not the file that was written"):
         write_text(tmp_path / "out", "whole")

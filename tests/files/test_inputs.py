@@ -1,4 +1,4 @@
-"""Which files are meant by names, directories, patterns, lists and URLs, and under which names."""
+"""Inputs by names, directories, patterns, lists and URLs, and the names of their outputs."""
 
 from __future__ import annotations
 

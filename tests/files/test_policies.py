@@ -1,4 +1,4 @@
-"""What a prune job can be asked for beside one budget: and that it keeps the promise it makes."""
+"""Prune jobs with more than one budget: each keeps its promise."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_cache(tmp_path: Path) -> dict[str, np.ndarray]:
 
 
 def masses(tmp_path: Path, report: FileReport) -> list[np.ndarray]:
-    """What every row (heads, m) of every layer loses, by NumPy from the inputs."""
+    """Return the loss of every row (heads, m) of every layer, by NumPy from the inputs."""
     given = read_cache(tmp_path)
     output = read_output(Path(report.target))
     found = []

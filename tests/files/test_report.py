@@ -79,7 +79,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(arrays: dict[str, np.ndarray], i: int, left_out: Any) -> np.ndarray:
-    """What each row is, flat, as the format says it: 0 promised, 1 held out, 2 left out."""
+    """Return the kind of each row, flat, as in the format: 0 promised, 1 held out, 2 left out."""
     heads, m = arrays[f"layers.{i}.tail_mass_upper"].shape
     kinds = np.zeros((heads, m), int)
     for head in range(heads):

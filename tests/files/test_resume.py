@@ -35,7 +35,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
-    """What a job has written, but for what is its own."""
+    """Return the outputs of a job, without its own records."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""What is different on Windows, imitated: locks of bytes, drives, and files that are opened once.
+"""Windows imitated: locks of bytes, drives, and files that are opened once.
 
 Nothing here runs on Windows itself; what it is said to do is imitated as its documentation has it.
 """

@@ -43,7 +43,7 @@ def test_the_mode_does_something() -> None:
 
 
 def bits(answer: Any) -> Any:
-    """What an answer is made of, down to bytes."""
+    """Return the bytes of an answer."""
     if isinstance(answer, torch.Tensor):
         return answer.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(answer, np.ndarray):

@@ -170,7 +170,7 @@ def file_of(name: str) -> str:
 
 
 def file_graph() -> dict[str, set[str]]:
-    """What each file needs of the others. Imports inside functions count: they are only put off."""
+    """Return the files that each file needs. Imports inside functions count."""
     graph: dict[str, set[str]] = {}
     for file in python_files():
         parts = ["certk_rs", *file.relative_to(PYTHON).with_suffix("").parts]

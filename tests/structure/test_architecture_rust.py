@@ -144,7 +144,7 @@ def test_levels_are_entered_in_one_place() -> None:
 
 
 def test_every_pass_is_compared_at_all_levels() -> None:
-    """What a level computes has the bits of the portable code, so each way in is called by a test.
+    """Every entry of the kernels is called by a test that compares levels with the portable code.
 
     Tests over all levels are those of a `tests.rs`, or of the file itself.
     """

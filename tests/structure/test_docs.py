@@ -1,4 +1,4 @@
-"""What the pages show runs as it is shown, what they point at is there, and figures are right.
+"""Pages: blocks run as shown, links lead somewhere, and figures are right.
 
 Python blocks of a page run in their order, in one namespace and one empty folder, and so do `certk`
 commands; what a page takes for given is in GIVEN.

@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, *arguments: str | Path) -> str:
-    """What an example prints. One thread: models this small take longer with several."""
+    """Return the output of an example on one thread: small models take longer with several."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments],
         capture_output=True, text=True, cwd=ROOT, timeout=600,

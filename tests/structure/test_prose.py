@@ -21,8 +21,8 @@ PAGES = [
 COUNTED = [page for page in PAGES if "/" not in page or page.startswith("docs/")]
 QUESTION = re.compile(r"(?:What|How|Whether|Which|Why)\b")
 LONGEST = 30
-# Folders whose docstrings begin plainly, with all below them. Others join when they are rewritten.
-PLAIN = ["docs"]
+# Folders whose docstrings begin plainly, with all below them.
+PLAIN = ["benches", "crates", "docs", "experiments", "packaging", "python", "src"]
 
 
 def prose(text: str) -> Iterator[str]:

@@ -36,7 +36,7 @@ Line = tuple[str, str]
 
 
 def _bytes(value: Any) -> bytes:
-    """What a result says, without addresses and without the time it took."""
+    """Return the bytes of a result, without addresses and times."""
     if dataclasses.is_dataclass(value):
         return b"".join(_bytes(getattr(value, f.name)) for f in dataclasses.fields(value))
     if isinstance(value, np.ndarray):
@@ -256,7 +256,7 @@ def _pruned(out: Path, eps: float, options: dict[str, Any]) -> bytes:
 
 
 def of_files(folder: Path) -> Iterator[Line]:
-    """What the jobs write."""
+    """Yield the outputs of jobs."""
     options = [
         (0.2, {}),
         (0.02, {"granularity": "layer"}),

@@ -55,7 +55,7 @@ class Told:
         return {phase for phase, count in depth.items() if count > 0}
 
     def lengths(self, phase: str) -> list[float]:
-        """How long a phase took, each time that it was begun; about, where several overlap."""
+        """Return the time of each run of a phase; approximate where several overlap."""
         begun = [at for each, step, at in self.events if (each, step) == (phase, 1)]
         ended = [at for each, step, at in self.events if (each, step) == (phase, -1)]
         return [last - first for first, last in zip(begun, ended, strict=True)]

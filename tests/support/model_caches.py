@@ -1,4 +1,4 @@
-"""What a model's attention gets, its caches, and a step over pruned ones without the library."""
+"""Arguments of a model's attention, its caches, and a step over pruned ones without the library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ hf = pytest.importorskip("transformers")
 
 
 def seen_by(model: Any, ids: Any) -> list[dict[str, Any]]:
-    """What the attention of each layer gets, noted on the way through sdpa."""
+    """Record the arguments of each layer's attention on their way through sdpa."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     calls: list[dict[str, Any]] = []

@@ -193,7 +193,7 @@ def pruned_while_workers_are_killed(caches: str, out: str, moments: set[int]) ->
 
 
 def run_slowly(unit: Unit, threads: int | None) -> UnitResult:
-    """What `run_unit` does, over half a second."""
+    """Do as `run_unit`, over half a second."""
     time.sleep(0.5)
     return run_unit(unit, threads)
 
@@ -259,7 +259,7 @@ def called(function: Callable[..., Any], *arguments: Any, version: str | None = 
 
 
 def refused(**options: Any) -> str:
-    """What an engine says that cannot be had."""
+    """Return the message of an engine that is not available."""
     try:
         ray_engine.RayEngine(**options).close()
     except CertkError as error:

@@ -44,7 +44,7 @@ def bits_200() -> Iterator[None]:
 
 
 def kept_in(cache: Any, dense: list[dict[str, Any]]) -> Kept:
-    """What is left to attention: by the mask, or by looking the rows up among all keys."""
+    """Return the keys left to attention: by the mask, or by looking rows up among all keys."""
     found: Kept = []
     for layer, call in zip(cache.layers, dense, strict=True):
         if layer.keys.shape[2] == call["key"].shape[2] and hasattr(layer, "_dropped"):
@@ -70,7 +70,7 @@ def ball(x: float) -> Any:
 
 
 def lost(query: Any, keys: Any, scale: float, kept: np.ndarray, m: int) -> list[Any]:
-    """What each of the last m queries (m, d) really loses, as Arb balls."""
+    """Return the true losses of the last m queries (m, d), as Arb balls."""
     n = len(keys)
     q, k = (
         flint.arb_mat([[ball(x) for x in row] for row in t.double().tolist()])

@@ -36,7 +36,7 @@ def weights(call: dict[str, Any], b: int) -> np.ndarray:
 
 
 def left(module: Any, layer: Any, call: dict[str, Any], b: int) -> np.ndarray:
-    """Which keys (kv_heads, n) of a prompt are left to attention."""
+    """Return the keys (kv_heads, n) of a prompt that are left to attention."""
     key = call["key"][b]
     shown = torch.ones(layer.keys.shape[:3], dtype=torch.bool)
     if (masked := getattr(module, "masked_key_indices", None)) is not None:
@@ -437,7 +437,7 @@ def test_decoding_press_may_hold_it() -> None:
 
 
 def test_in_the_pipeline() -> None:
-    """What was certified is what the answer was computed with."""
+    """The certified keys are those that the answer was computed with."""
     model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     press = CertifiedPress(kvpress.AdaKVPress(CertkScorerPress(0.5, window=WINDOW)), window=WINDOW)
     cache = hf.DynamicCache()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="files are mapped as POS
 
 
 def said(calls: list[dict[str, Any]], recorder: Any) -> list[Any]:
-    """What calls gave, and every number of their certificates."""
+    """Return the results of calls, and every number of their certificates."""
     told = [(call.k, call.tail_mass_upper, call.error_bound) for call in recorder.calls]
     return [[call["out"].float().numpy().tobytes() for call in calls], pickle.dumps(told)]
 

@@ -264,7 +264,7 @@ def test_switching_back() -> None:
 @pytest.mark.skipif(zoo.MODERN, reason="from transformers 5 on BERT asks the registry")
 @pytest.mark.parametrize("name", [*ENCODERS, "albert", "distilbert", "modernbert"])
 def test_the_bert_family_before_transformers_5_is_an_error(name: str) -> None:
-    """What `model_zoo.build` skips there."""
+    """The families that `model_zoo.build` skips there are errors."""
     with pytest.raises(ck.CertkError, match="this family does from transformers 5 on"):
         ct.use((zoo.ENCODERS | zoo.OTHERS)[name](), eps=0.1)
 

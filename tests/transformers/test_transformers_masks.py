@@ -17,7 +17,7 @@ from certk_rs.transformers.masks import visibility_of
 
 
 def shown(arguments: dict[str, Any], shape: tuple[int, int, int, int]) -> np.ndarray:
-    """What the options of `certk_rs.attention` say, by their documentation."""
+    """Return the mask that the options of `certk_rs.attention` describe."""
     _, _, m, n = shape
     keys, rows = np.arange(n), np.arange(m)[:, None]
     found = np.ones(shape, dtype=bool)

@@ -1,4 +1,4 @@
-"""What `use` takes beside models, what it refuses at once, and what it says about decoding."""
+"""Arguments of `use` beside models, refusals, and the warning about decoding."""
 
 from __future__ import annotations
 

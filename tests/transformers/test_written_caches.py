@@ -107,7 +107,7 @@ def test_copies_and_caches_from_files_notice_it_before_their_first_step(
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_between_the_cache_and_attention(edit: str) -> None:
-    """What a cache has handed out and somebody writes to is attended to without its index."""
+    """A handed-out cache that is written to is attended to without its index."""
     model = model_of()
     cache = filled(model)
     own = cache.update

@@ -42,7 +42,7 @@ NARROW = 8
 
 
 def cells(found: CacheAnalysis) -> list[list[str]]:
-    """The table of one cache at its main budget, a row per head."""
+    """Return the table of one cache at its main budget, a row per head."""
     return [
         [
             f"{head.layer}.{head.head}",
@@ -62,7 +62,7 @@ def cells(found: CacheAnalysis) -> list[list[str]]:
 
 
 def by_layer(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
-    """The one table that everybody is shown: heads and rows, one per layer and one for all."""
+    """Return the table that is always shown: heads and rows, one per layer and one for all."""
     heads = ["layer", *(f"eps = {budget:g}" for budget in found.eps), "one set", "at least", "pays"]
     rows = [
         [
@@ -81,7 +81,7 @@ def by_layer(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
 
 
 def said_of_layers(found: CacheAnalysis) -> str:
-    """What that table has in its columns."""
+    """Explain the columns of that table."""
     eps = f"{found.eps[found.main]:g}"
     return (
         "Shares of the visible keys, means over heads. eps = ...: what a query needs on its own; "
@@ -91,7 +91,7 @@ def said_of_layers(found: CacheAnalysis) -> str:
 
 
 def said_of_heads(found: CacheAnalysis) -> str:
-    """What the table of heads has in its columns."""
+    """Explain the columns of the table of heads."""
     return (
         f"At eps = {found.eps[found.main]:g}. sigma: standard deviation of a row's scores; k/n: "
         "the share of the keys that a query needs on its own; rule: what the Gaussian rule says "
@@ -104,7 +104,7 @@ def said_of_heads(found: CacheAnalysis) -> str:
 def verdict(
     advice: Mapping[str, int], eps: float, kept: float, shared: float, causes: str = ""
 ) -> str:
-    """Whether to prune, in a sentence.
+    """Return the advice to prune or not, in a sentence.
 
     Args:
         advice: How many heads are given which.
@@ -134,20 +134,20 @@ def verdict(
 
 
 def verdict_on(found: CacheAnalysis) -> str:
-    """That of one file."""
+    """Return that of one file."""
     every, counts = found.all(), Counter(head.advice for head in found.heads)
     return verdict(counts, found.eps[found.main], every.kept[found.main], every.shared)
 
 
 def together_heads(by_head: bool) -> list[str]:
-    """What `together_cells` has in its columns."""
+    """Return the heads of the columns of `together_cells`."""
     quantiles = [f"{100 * q:g} %" for q in QUANTILES]
     kind = "head" if by_head else "layer"
     return [kind, "files", "k/n", "one set", *quantiles, "worst", "in", "advice"]
 
 
 def together_cells(found: Aggregate, by_head: bool) -> list[list[str]]:
-    """A row per layer and head, or one per layer and one for all: over all files."""
+    """Return a row per layer and head, or one per layer and one for all: over all files."""
     every = [*found.layers, *([] if found.all is None else [found.all])]
     rows = found.heads if by_head else every
     return [
@@ -189,7 +189,7 @@ def said_of_all(found: Analysis) -> str:
 
 
 def said_of_together(found: Analysis) -> str:
-    """What the tables of all files have in their columns."""
+    """Explain the columns of the tables of all files."""
     return (
         f"At eps = {found.eps[found.main]:g}, shares of the visible keys. k/n: what a query needs "
         "on its own, in the mean; one set: what all queries of a head need together: the mean, "
@@ -199,7 +199,7 @@ def said_of_together(found: Analysis) -> str:
 
 
 def analysis_page(found: Analysis) -> str:
-    """The page; needs matplotlib. Of many files those that need most have sections of their own."""
+    """Return the page; needs matplotlib. Of many files those that need most have own sections."""
     shown: Sequence[int] = range(len(found.caches))
     sections = []
     if len(shown) > 1 or found.failures:
@@ -210,7 +210,7 @@ def analysis_page(found: Analysis) -> str:
 
 
 def _shown(found: Analysis) -> Sequence[int]:
-    """The files that get sections: all, or those of which one set takes most, in their order."""
+    """Return the files with sections: all, or those of which one set takes most, in their order."""
     shared = np.array([cache.all().shared for cache in found.caches])
     if len(shared) <= SECTIONS:
         return range(len(shared))
@@ -253,7 +253,7 @@ def _together(found: Analysis, sections: int) -> Section:
 
 
 def _together_maps(found: Aggregate) -> list[str]:
-    """What one set takes by layer and head: in the mean over files, and in the worst."""
+    """Draw the share of one set by layer and head: the mean over files, and the worst."""
     eps = f"eps = {found.eps[found.main]:g}"
     means = {(each.layer or 0, each.head or 0): each.shared.mean for each in found.heads}
     worst = {(each.layer or 0, each.head or 0): each.shared.worst for each in found.heads}
@@ -281,7 +281,7 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
 
 
 def _of_heads(found: CacheAnalysis) -> Fold:
-    """What each head needs: a map per budget, and all figures."""
+    """Return the needs of each head: a map per budget, and all figures."""
     plots = [
         _map(
             {(head.layer, head.head): head.kept[i] for head in found.heads},
@@ -294,7 +294,7 @@ def _of_heads(found: CacheAnalysis) -> Fold:
 
 
 def _of_rules(found: CacheAnalysis) -> Fold:
-    """How rules and bounds do that know less than all scores."""
+    """Compare rules and bounds that know less than all scores."""
     main = found.main
     worst = max(found.heads, key=lambda head: abs(head.kept[main] - head.predicted[main]))
     text = (

@@ -178,7 +178,7 @@ def files_of(source: Source) -> list[Location]:
 
 
 def changed_at(source: Source) -> tuple[int, ...] | None:
-    """When the system last saw each file of an input change; None where it does not tell.
+    """Return the last change of each file of an input by the system's clock; None if unknown.
 
     Unlike the time that files show and keep when they are copied, nobody can set this one back.
     Of a URL there is none, since the state of an object is told by its identity.

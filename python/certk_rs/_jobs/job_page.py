@@ -27,7 +27,7 @@ IN = ("in output",)
 
 
 def job_page(report: Mapping[str, Any]) -> str:
-    """The page; needs matplotlib."""
+    """Return the page; needs matplotlib."""
     sections = [
         _outcome(report),
         _asked(report),
@@ -61,22 +61,22 @@ def job_page(report: Mapping[str, Any]) -> str:
 
 
 def count(value: int | None) -> str:
-    """A count with thousands apart, or a dash where it is not known."""
+    """Format a count with thousands apart, or a dash if it is not known."""
     return DASH if value is None else f"{value:,}".replace(",", " ")
 
 
 def up(value: float | None) -> str:
-    """An upper bound: six digits, rounded up."""
+    """Format an upper bound: six digits, rounded up."""
     return DASH if value is None else rounded(value, ROUND_CEILING)
 
 
 def down(value: float | None) -> str:
-    """A lower bound: six digits, rounded down."""
+    """Format a lower bound: six digits, rounded down."""
     return DASH if value is None else rounded(value, ROUND_FLOOR)
 
 
 def number(value: float | None) -> str:
-    """A budget or another number that was asked for: as it is if that is short, else rounded up."""
+    """Format a budget or another given number: as it is if that is short, else rounded up."""
     if value is None:
         return DASH
     text = repr(value)
@@ -84,12 +84,12 @@ def number(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share that is no bound, in per cent."""
+    """Format a share that is no bound, in per cent."""
     return DASH if value is None else f"{100 * value:.1f} %"
 
 
 def share_up(value: float | None) -> str:
-    """An upper bound on a share or a probability, in per cent, rounded up to six digits."""
+    """Format an upper bound of a share or a probability, in per cent, rounded up to six digits."""
     return DASH if value is None else percent_of_bound(value, ROUND_CEILING)
 
 
@@ -99,12 +99,12 @@ def megabytes(value: int | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A time in seconds."""
+    """Format a time in seconds."""
     return DASH if value is None else f"{value:.1f} s"
 
 
 def between(low: int | None, high: int | None) -> str:
-    """A count that is known, or known to lie between two."""
+    """Format a count that is known, or known to lie between two."""
     if low is None or high is None:
         return DASH
     return count(low) if low == high else f"{count(low)} to {count(high)}"
@@ -117,7 +117,7 @@ def budget(row: Row) -> str:
 
 
 def head(value: int) -> str:
-    """A kv head, or the whole layer."""
+    """Format a kv head, or the whole layer."""
     return "all" if value < 0 else str(value)
 
 
@@ -320,7 +320,7 @@ def _kept(report: Mapping[str, Any]) -> Section | None:
 
 
 def _sized(outputs: Sequence[Row]) -> list[Table]:
-    """What the worst row loses where so many keys were allowed in all, and what it has to."""
+    """Return the worst row's loss at a given number of keys, and the least possible one."""
     rows = [
         [
             each["output"],
@@ -567,7 +567,7 @@ def _mark(output: Row, name: str) -> str:
 
 
 def _marks(outputs: Sequence[Row]) -> Marks:
-    """Marks a figure over all outputs that takes something from the record of a job."""
+    """Mark a figure over all outputs that takes something from the record of a job."""
     borrowed = {name for each in outputs for name in each["from_record"]}
 
     def mark(name: str) -> str:

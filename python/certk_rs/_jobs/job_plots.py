@@ -46,7 +46,7 @@ def _grid(sets: Sequence[Row], value: Any) -> dict[tuple[int, int], float]:
 
 
 def saved_by_output(outputs: Sequence[Row]) -> str:
-    """What is saved, output by output in rising order."""
+    """Plot the savings of outputs in rising order."""
     saved = np.sort([100 * each["saved"] for each in outputs])
     figure, axis = panels(figsize=(WIDTH, 2.8))
     place = np.arange(1, len(saved) + 1)
@@ -64,7 +64,7 @@ def saved_by_output(outputs: Sequence[Row]) -> str:
 
 
 def spread_plot(spread: Mapping[str, Any]) -> str:
-    """How many rows have which tail mass over budget, by what they are to the promise.
+    """Plot a histogram of rows by tail mass over budget, in groups of the promise.
 
     Bins beyond the budget are of unequal width, and drawn twice as wide as those within.
     """
@@ -98,7 +98,7 @@ def spread_plot(spread: Mapping[str, Any]) -> str:
 
 
 def lost_by_layer(layers: Sequence[Row]) -> str:
-    """The worst tail mass of each layer beside its budgets."""
+    """Plot the worst tail mass of each layer beside its budgets."""
     shown = [each for each in layers if each["worst_tail_mass"] is not None]
     figure, axis = panels(figsize=(WIDTH, 2.8))
     place = np.arange(len(shown))
