@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,7 @@ from bulk_oracle import Truth
 from cases import Case
 from certk_rs import _native
 from certk_rs._audit.recompute import Keys, recompute
-from fresh_process import run_python
-from levels import LEVELS
+from levels import each_level
 
 SLACK = 2.0**-31
 
@@ -287,13 +285,8 @@ def test_any_number_of_threads_and_any_level_give_the_same_bits() -> None:
     want = answers(1)
     assert answers(2) == want
     assert answers(5) == want
-    code = "import test_keepset_queries as t; print(t.answers())"
-    for level in LEVELS:
-        done = run_python(code, beside=Path(__file__), CERTK_LEVEL=level)
-        if "cannot run here" in done.stderr:
-            continue
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split()[-1] == want, level
+    for level in each_level():
+        assert answers() == want, level
 
 
 def test_numbers_that_float32_products_cannot_hold() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,8 +18,7 @@ from flint import arb, ctx
 
 import certk_rs as ck
 from certk_rs import _native
-from fresh_process import run_python
-from levels import LEVELS
+from levels import each_level
 
 F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16
 Vectors = tuple[np.ndarray, np.ndarray, float]
@@ -323,13 +321,8 @@ def test_rows_do_not_depend_on_those_beside_them() -> None:
     want = answers(1)
     for threads in (2, 3, 4, 7):
         assert answers(threads) == want, threads
-    code = "import test_keepset_streamed as t; print(t.answers())"
-    for level in LEVELS:
-        done = run_python(code, beside=Path(__file__), CERTK_LEVEL=level)
-        if "cannot run here" in done.stderr:
-            continue
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split()[-1] == want, level
+    for level in each_level():
+        assert answers() == want, level
 
 
 @pytest.mark.parametrize("place", ["queries", "keys"])
