@@ -1,6 +1,7 @@
-"""`KeyIndex` against exact arithmetic (Arb, integers) and brute force in float64.
+"""`KeyIndex` against exact arithmetic: traps, growth, files, memory, refusals.
 
-The oracle works from the stored queries and keys alone; it shares no code with the library.
+Random searches of every kind are in test_search_soundness.py, of many heads in
+test_search_combinations.py. The oracle is `exact_rows`.
 
 Traps that are tests by name, here unless another file is given:
 
@@ -8,14 +9,13 @@ Traps that are tests by name, here unless another file is given:
 - flat by a sample, but for a spike: `test_a_spike_among_equal_keys_is_found`
 - a gap that forgets what was scored: `test_a_gap_is_one_between_the_kept_and_all_others`
 - the true top k taken for a mass: `test_a_proven_top_k_says_nothing_of_masses`
-- a box under a negative scale: `test_cells_under_a_scale_of_either_sign`
 - a remainder outside the lanes: `test_remainders_of_odd_dimensions_are_in_the_bounds`
 - -inf or NaN of finite vectors taken for a mask: `test_scores_that_overflow_are_not_masks` in
   test_search_soundness.py, `test_scores_that_overflow_are_errors` in test_attention.py
 - 16-bit queries that overflow 32 bits: `test_long_queries_of_one_sign_do_not_overflow`
 - the residual of a quantised query: `test_what_a_quantised_query_leaves_out_is_in_the_bounds`
 - radii and sums rounded down: `test_losses_of_codes_are_within_their_radii_and_their_sums`
-- centring on one side: `test_centring_is_on_both_sides`
+- centring on one side: `off_centre` in test_search_soundness.py
 - squares of weights that underflow: `test_squares_of_weights_below_float32_are_in_the_bounds`
 - norms of queries that underflow: `test_queries_whose_squares_are_not_normal` in
   test_search_soundness.py
@@ -175,18 +175,6 @@ def test_long_queries_of_one_sign_do_not_overflow() -> None:
         assert set(best.row(()).tolist()) == set(np.argsort(-scores, kind="stable")[:5].tolist())
 
 
-def test_centring_is_on_both_sides() -> None:
-    # Trap: codes approximate q.(k - mean), exact scores are q.k.
-    rng = np.random.default_rng(8)
-    keys = (rng.standard_normal((400, 16)) + 500.0).astype(np.float32)
-    q = (rng.standard_normal(16) * 3).astype(np.float32)
-    row = Row(q, keys, 0.25)
-    for rule in RULES:
-        found = ask(ck.KeyIndex.build(keys), q, rule, "codes")
-        check_interval(row, found, rule)
-    assert ck.KeyIndex.build(keys).search(q, 0.5).scored < 400
-
-
 def test_remainders_of_odd_dimensions_are_in_the_bounds() -> None:
     # Trap: a scalar remainder loop has another error bound than the lanes.
     rng = np.random.default_rng(4)
@@ -256,23 +244,6 @@ def test_a_proven_top_k_says_nothing_of_masses(over: Any) -> None:
         assert found.status == status
         upper = check_interval(row, found, over)
         assert upper > 0.9
-
-
-def test_cells_under_a_scale_of_either_sign() -> None:
-    # Trap: under a negative scale the lower edge of a box bounds from above.
-    rng = np.random.default_rng(13)
-    keys = np.repeat(rng.uniform(1.0, 9.0, (20, 6)), 16, axis=0)
-    keys = (keys + rng.standard_normal(keys.shape) * 0.01).astype(np.float32)
-    index = ck.KeyIndex.build(keys)
-    q = rng.uniform(0.5, 1.0, 6).astype(np.float32)
-    for scale in (1.0, -1.0):
-        row = Row(q, keys, scale)
-        for rule in ("mass", "top_k"):
-            found = ask(index, q, rule, "cells", scale=scale)
-            check_interval(row, found, f"{rule} {scale}")
-            turned = ask(index, -q, rule, "cells", scale=-scale)
-            assert np.array_equal(turned.indices, found.indices)
-            assert turned.scored == found.scored < 320
 
 
 def test_what_a_quantised_query_leaves_out_is_in_the_bounds() -> None:
@@ -433,35 +404,12 @@ def test_nothing_is_scored_where_nothing_is_dropped() -> None:
     assert many.k == 50
 
 
-def test_heads_batches_and_groups() -> None:
-    rng = np.random.default_rng(12)
-    keys = rng.standard_normal((2, 3, 200, 16)).astype(np.float32)
-    q = (rng.standard_normal((2, 6, 5, 16)) * 3).astype(np.float32)
-    index = ck.KeyIndex.build(keys)
-    eps = rng.uniform(0.01, 0.2, (2, 6, 5))
-    found = index.search(q, eps)
-    assert found.shape == (2, 6, 5, 200)
-    assert found.k.shape == found.scored.shape == (2, 6, 5)
-    scores = np.einsum("bhgmd,bhnd->bhgmn", q.reshape(2, 3, 2, 5, 16).astype(float), keys) / 4
-    weights = np.exp(scores.reshape(2, 6, 5, 200))
-    tail = 1 - (weights * found.to_mask()).sum(-1) / weights.sum(-1)
-    assert (tail <= found.tail_mass_upper + 1e-12).all()
-    assert (tail >= found.tail_mass_lower - 1e-12).all()
-    assert (found.tail_mass_upper <= eps).all()
-    one = ck.KeyIndex.build(keys[1, 2]).search(q[1, 5, 3], eps[1, 5, 3])
-    assert one.row(()).tolist() == found.row((1, 5, 3)).tolist()
-    with pytest.raises(ck.CertkError, match="multiple"):
-        index.search(q[:, :5], 0.1)
-
-
 def test_results_are_selections(tmp_path: Path) -> None:
     keys = np.random.default_rng(1).standard_normal((90, 8)).astype(np.float32)
     found = ck.KeyIndex.build(keys).search(keys[:4] * 4, 0.1)
     assert isinstance(found, ck.Selection)
     assert "scored" in repr(found)
     assert "rungs" in found.summary()
-    import pickle
-
     again = pickle.loads(pickle.dumps(found))
     assert type(again) is ck.SearchResult
     assert np.array_equal(again.scored, found.scored)
@@ -919,6 +867,8 @@ def test_bad_input_is_named() -> None:
     for bits in (4, 6, True, "8"):
         refuses("bits is", lambda bits=bits: ck.KeyIndex.build(keys, bits=bits))
     refuses("8 entries", lambda: index.search(keys[:, :7], 0.1))
+    heads = ck.KeyIndex.build(np.stack([keys] * 3))
+    refuses("multiple", lambda: heads.search(np.stack([keys] * 5), 0.1))
     refuses("eps is 1", lambda: index.search(q, 1.0))
     refuses("eps is None", lambda: index.search(q, None))
     refuses(r"eps\[1\] is NaN", lambda: index.search(keys[:2], [0.1, np.nan]))
@@ -939,15 +889,6 @@ def test_bad_input_is_named() -> None:
     lone = ck.KeyIndex.build(keys, keep_keys=False)
     for options in ({"rule": "gap"}, {"rule": "top_k", "k": 3}, {"over": "cells"}):
         refuses("keys are needed", lambda options=options: lone.search(q, 0.1, **options))
-
-
-def test_codes_alone_decide_what_they_can() -> None:
-    keys = np.random.default_rng(1).standard_normal((500, 32)).astype(np.float32)
-    index = ck.KeyIndex.build(keys, keep_keys=False)
-    found = index.search(keys[0] * 3, 0.05)
-    assert found.rung == ck.Rung.CODES
-    assert found.scored == 0
-    check_interval(Row(keys[0] * 3, keys, 32**-0.5), found, "codes")
 
 
 def minimal_k(scores: Array, eps: float) -> Array:

@@ -427,6 +427,7 @@ def test_codes_alone_tell_the_truth() -> None:
             if found is None:
                 continue
             answered += 1
+            assert not found.scored.any()
             check(case, found)
     assert answered > 20
 
