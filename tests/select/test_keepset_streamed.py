@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import certk_rs as ck
-from certk_rs import _native
 from exact_rows import exact_scores, inside
+from keepset_calls import native_keep_set
 from levels import each_level
 
 F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16
@@ -52,18 +52,8 @@ def violations(
 
 
 def native(vectors: Vectors, eps: Any, **more: Any) -> Any:
-    options = {
-        "counted": None, "given": None, "slack": 0.0, "roundings": 16, "causal_offset": None,
-        "max_keep": None, "keep_first": 0, "keep_last": 0, "block_size": 1, "threads": None, **more,
-    }  # fmt: skip
     queries, keys, scale = vectors
-
-    def stored(array: np.ndarray) -> tuple[np.ndarray, str]:
-        name = array.dtype.name
-        return (array if name == "float32" else array.view(np.uint16), name)
-
-    block = (stored(queries[None]), stored(keys[None]), scale)
-    return _native.keep_set_of_queries([block], eps, *options.values())
+    return native_keep_set([(queries[None], keys[None], scale)], eps, **{"slack": 0.0, **more})
 
 
 def dictated(vectors: Vectors, first: int, last: int, eps: Any, offset: int | None = None) -> Any:
