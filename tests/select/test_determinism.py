@@ -80,7 +80,7 @@ def test_threads_argument(reference: str, threads: int) -> None:
     assert digest(threads) == reference
 
 
-@pytest.mark.parametrize(("level", "lent"), zip(LEVELS, ("1", "8", "2", "2"), strict=True))
+@pytest.mark.parametrize(("level", "lent"), [*zip(LEVELS, ("1", "8", "2", "2"), strict=True)])
 def test_forced_levels_and_numbers_of_threads(reference: str, level: str, lent: str) -> None:
     done = elsewhere(CERTK_LEVEL=level, RAYON_NUM_THREADS=lent)
     if done.returncode != 0 and level != "portable":
