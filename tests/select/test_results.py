@@ -580,9 +580,7 @@ def test_every_result_becomes_a_frame_of_its_rows(make: Make) -> None:
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_pandas_that_is_not_there_is_named(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pandas_that_is_not_there_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("pandas.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pandas", None)
