@@ -4,103 +4,19 @@ Random calls combine heads that share keys, unlike heads, masks, causal limits, 
 budgets per row, dtypes, indexes that were appended to, and balls. The cases behind them are those
 in which one number stands for another only if nothing else is asked for: rows of four different
 lengths in a panel, thinned rows of large scores, heads of which one is a hundred times another.
-The reference is as in test_attention.py and shares no code with the library.
+`real_attention` is the reference.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import certk_rs as ck
-
-LD = np.longdouble
-DTYPES: dict[str, Any] = {
-    "float32": np.float32,
-    "float64": np.float64,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-}
-# Of the reference itself: products of a few hundred terms and sums of a few thousand weights.
-CLOSE = LD(1e-13)
-
-
-@dataclass
-class Real:
-    """Exact attention row by row: axes (..., m), keys behind them."""
-
-    weights: np.ndarray
-    """Shares of the whole softmax, that of the sink included."""
-    out: np.ndarray
-    log_mass: np.ndarray
-    """Of everything that a row sees, and its sink."""
-    seen: np.ndarray
-
-
-def rows_seen(shape: tuple[int, ...], n: int, sight: dict[str, Any]) -> np.ndarray:
-    """Return the keys that each row sees, (*shape, n)."""
-    m, at = shape[-1], np.arange(n)
-    seen = np.ones((*shape, n), bool)
-    if sight.get("causal"):
-        seen &= at <= np.arange(m)[:, None] + n - m
-    if sight.get("lengths") is not None:
-        seen &= at < np.broadcast_to(sight["lengths"], shape)[..., None]
-    if sight.get("mask") is not None:
-        seen &= sight["mask"]
-    return seen
-
-
-def real_attention(
-    q: Any, k: Any, v: Any, sight: dict[str, Any], scale: float | None = None, sinks: Any = None
-) -> Real:
-    q, k, v = (np.asarray(x).astype(np.float64).astype(LD) for x in (q, k, v))
-    if q.ndim > 2:
-        k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
-    seen = rows_seen(q.shape[:-1], k.shape[-2], sight)
-    factor = LD(float(q.shape[-1]) ** -0.5 if scale is None else scale)
-    scores = np.where(seen, q @ np.swapaxes(k, -1, -2) * factor, -np.inf)
-    sink = np.full(q.shape[:-1], -np.inf, LD)
-    if sinks is not None:
-        sink = np.broadcast_to(np.asarray(sinks, LD)[..., None], q.shape[:-1])
-    top = np.maximum(scores.max(axis=-1, initial=-np.inf), sink)
-    top = np.where(np.isfinite(top), top, 0)
-    weights = np.exp(scores - top[..., None])
-    total = weights.sum(axis=-1) + np.exp(sink - top)
-    with np.errstate(divide="ignore"):
-        log_mass = np.log(total) + top
-    weights = weights / np.where(total == 0, 1, total)[..., None]
-    return Real(weights, weights @ v, log_mass, seen)
-
-
-def check(found: ck.AttentionResult, real: Real, eps: Any) -> None:
-    """Everything that is said of a row; which keys were kept is not, but how many."""
-    out = np.asarray(found.out).astype(np.float64).astype(LD)
-    away = np.sqrt(np.square(out - real.out).sum(axis=-1))
-    size = np.sqrt(np.square(real.out).sum(axis=-1))
-    assert (away <= found.error_bound.astype(LD) + CLOSE * size).all()
-    assert (found.tail_mass_upper <= eps).all()
-    count = real.seen.sum(axis=-1)
-    assert ((found.k >= 0) & (found.k <= count)).all()
-    # No k keys weigh more than the k that weigh most.
-    best = np.cumsum(-np.sort(-real.weights, axis=-1), axis=-1)
-    best = np.concatenate([np.zeros((*count.shape, 1), LD), best], axis=-1)
-    best, whole = (np.take_along_axis(best, x[..., None], -1)[..., 0] for x in (found.k, count))
-    assert (whole - best <= found.tail_mass_upper.astype(LD) + CLOSE).all()
-    # What was kept weighs all but the tail, and no more than the best with the sink.
-    sink = np.where(count > 0, 1 - whole, 1)
-    with np.errstate(divide="ignore"):
-        most = real.log_mass + np.log(best + sink)
-        least = real.log_mass + np.log1p(-found.tail_mass_upper.astype(LD))
-    close = CLOSE * (1 + np.abs(np.where(np.isfinite(most), most, 0)))
-    empty = ~np.isfinite(real.log_mass)
-    assert (empty | (found.log_mass_lower.astype(LD) <= most + close)).all()
-    assert (empty | (found.log_mass_upper.astype(LD) >= least - close)).all()
-    assert (found.log_mass_upper[empty] == -np.inf).all()
+from real_attention import CLOSE, DTYPES, LD, Real, check, real_attention
 
 
 def revealed(q: Any, k: Any, eps: Any, **options: Any) -> tuple[ck.AttentionResult, np.ndarray]:
@@ -132,6 +48,9 @@ def check_kept(found: ck.AttentionResult, kept: np.ndarray, real: Real, eps: Any
 
 # ------------------------------------------------------------------------------ random calls
 
+# The relative rounding of an output of each dtype.
+UNIT = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
 
 def made_keys(rng: np.random.Generator, kv: tuple[int, ...], n: int, d: int) -> np.ndarray:
     """Keys of unlike heads: plain, in clusters, far from zero, some without a code."""
@@ -151,7 +70,8 @@ def made_keys(rng: np.random.Generator, kv: tuple[int, ...], n: int, d: int) -> 
 
 def one_call(rng: np.random.Generator, name: str, n: int) -> None:
     dtype = DTYPES[name]
-    d, d_v = int(rng.choice([3, 16, 40, 64])), int(rng.choice([1, 16, 20]))
+    d = int(rng.choice([1, 2, 3, 15, 16, 17, 40, 64, 128, 256]))
+    d_v = int(rng.choice([1, 5, 16, 20, 33]))
     kv_heads, group = int(rng.choice([1, 2, 3])), int(rng.choice([1, 2, 3]))
     m = int(rng.choice([1, 2, 4, 5, 9, 17, 40]))
     heads = kv_heads * group
@@ -182,7 +102,9 @@ def one_call(rng: np.random.Generator, name: str, n: int) -> None:
     options: dict[str, Any] = {**sight, "scale": scale}
     sinks = None
     if rng.random() < 0.4:
-        sinks = rng.choice([-np.inf, -700.0, 0.0, 3.0, 15.0], rows[:-1]) + rng.random(rows[:-1])
+        sinks = rng.choice([-np.inf, -800.0, 0.0, 3.0, 15.0, 40.0, 900.0], rows[:-1]) + rng.random(
+            rows[:-1]
+        )
         options["sinks"] = sinks
     real = real_attention(q, k, v, sight, scale, sinks)
     if rng.random() < 0.5:
@@ -194,7 +116,22 @@ def one_call(rng: np.random.Generator, name: str, n: int) -> None:
         index = ck.KeyIndex.build(k[..., :half, :])
         index.append(k[..., half:, :])
         indexes.append(index)
+    size = np.sqrt(np.square(v.astype(np.float64)).sum(axis=-1).max())
+    reach = np.sqrt(
+        np.square(q.astype(np.float64)).sum(axis=-1).max()
+        * np.square(k.astype(np.float64)).sum(axis=-1).max()
+    ) * abs(d**-0.5 if scale is None else scale)
+    # With all kept the bound is rounding: of the output, of sums, and of scores summed in float32.
+    unit = 2.0**-53 if name == "float64" else 2.0**-24
+    rounding = UNIT[name] + unit * (
+        200 + (2 * d + 8) * reach if name == "float64" else 800 + 45 * reach
+    )
     for index in indexes:
+        every = ck.attention(q, k, v, 0.0, index=index, **options)
+        check(every, real, 0.0)
+        assert (every.k == real.seen.sum(axis=-1)).all()
+        assert (every.tail_mass_upper == 0).all()
+        assert (every.error_bound <= (4 * rounding + 2e-12) * size).all()
         for slow in (False, True):
             found = ck.attention(q, k, v, eps, index=index, even_if_slower=slow, **options)
             check(found, real, eps)

@@ -8,9 +8,6 @@ exceed delta. The formulas are computed again with mpmath.
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations, permutations, product
@@ -22,6 +19,7 @@ from mpmath import mp, mpf
 
 import certk_rs as ck
 from certk_rs import _native, montecarlo
+from levels import each_level
 
 METHODS = get_args(montecarlo.Method)
 WEIGHTS: dict[str, Callable[[int], list[float]]] = {
@@ -401,21 +399,14 @@ def test_the_same_draws_for_any_number_of_threads(importance: bool) -> None:
 
 
 def test_levels_agree() -> None:
-    code = """
-import numpy as np, certk_rs as ck
-x = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32) * 3
-f = ck.montecarlo.tail_mass(x, [[0]] * 4, delta=.01, draws=99, seed=1, upper_bounds=x + .1)
-print([v.hex() for v in (*f.upper.tolist(), *f.lower.tolist())])
-"""
-    outputs = set()
-    for level in ("portable", None):
-        env = {"CERTK_LEVEL": level} if level else {}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True, text=True, check=True, env={**os.environ, **env},
-        )  # fmt: skip
-        outputs.add(done.stdout)
-    assert len(outputs) == 1
+    x = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32) * 3
+    answers = set()
+    for _ in each_level():
+        found = ck.montecarlo.tail_mass(
+            x, [[0]] * 4, delta=0.01, draws=99, seed=1, upper_bounds=x + np.float32(0.1)
+        )
+        answers.add(found.upper.tobytes() + found.lower.tobytes())
+    assert len(answers) == 1
 
 
 def test_row_options_are_those_of_certify() -> None:

@@ -202,7 +202,7 @@ def tight(row: Row, found: OutputError) -> bool:
     return True
 
 
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", range(8))
 def test_random_rows(part: int) -> None:
     rows = [make_row(seed) for seed in range(part * 100, part * 100 + 100)]
     assert sum(tight(row, check(row)) for row in rows) > 25
@@ -215,6 +215,7 @@ def test_many_random_rows(part: int) -> None:
         check(make_row(seed))
 
 
+@pytest.mark.heavy
 def test_bounds_on_a_million_rows() -> None:
     """No form is below the error, as float64 computes it."""
     rng = np.random.default_rng(12)
@@ -448,7 +449,7 @@ def size(row: Row) -> arb:
 
 def test_budgets_hold_and_nothing_shorter_does() -> None:
     minimal = total = 0
-    for seed in range(240):
+    for seed in range(120):
         row = make_row(seed + 5000)
         if len(row.scores) > 20:
             continue
@@ -459,7 +460,7 @@ def test_budgets_hold_and_nothing_shorter_does() -> None:
             # A tie with the budget, or an error of exactly 0, may stay open.
             if out_tol not in (0.0, *sizes):
                 minimal, total = minimal + int(sel.minimal), total + 1
-    assert total > 400
+    assert total > 200
     assert minimal >= 0.97 * total
 
 

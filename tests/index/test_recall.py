@@ -19,32 +19,18 @@ import pytest
 from flint import arb, ctx, fmpq
 
 import certk_rs as ck
-from certk_rs import _native
-from levels import LEVELS
+from exact_rows import exact_scores
+from levels import each_level
 
 Rng = np.random.Generator
 Array = np.ndarray
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 
 
-def integers(values: Array) -> tuple[Array, int]:
-    """Python integers and one exponent: `values == integers * 2**exponent`, exactly."""
-    fraction, exponent = np.frexp(values.astype(np.float64))
-    mantissa = np.ldexp(fraction, 53).astype(np.int64)
-    used = mantissa != 0
-    if not used.any():
-        return np.zeros(values.shape, object), 0
-    exponent = exponent.astype(np.int64) - 53
-    least = int(exponent[used].min())
-    shift = np.where(used, exponent - least, 0)
-    return mantissa.astype(object) * 2 ** shift.astype(object), least
-
-
-def exact_scores(queries: Array, keys: Array, scale: float) -> Array:
+def real_scores(queries: Array, keys: Array, scale: float) -> Array:
     """Real scores (m, n) as rationals."""
-    (q, a), (k, b) = integers(queries), integers(keys)
-    unit = Fraction(scale) * Fraction(2) ** (a + b)
-    return (q @ k.T) * unit
+    scores, unit = exact_scores(queries, keys, scale)
+    return scores * unit
 
 
 def ball(number: Fraction | int) -> arb:
@@ -107,7 +93,7 @@ def test_mass_by_codes_holds() -> None:
         n = len(case.keys)
         lengths = rng.integers(0, n + 1, len(case.queries))
         mask = rng.random((len(case.queries), n)) < 0.8
-        scores = exact_scores(case.queries, case.keys, case.scale)
+        scores = real_scores(case.queries, case.keys, case.scale)
         said = case.index.log_mass(case.queries, scale=case.scale, lengths=lengths, mask=mask)
         for row, (low, high) in enumerate(zip(*said, strict=True)):
             seen = [s for i, s in enumerate(scores[row]) if mask[row, i] and i < lengths[row]]
@@ -134,7 +120,7 @@ def test_attention_says_what_its_keys_weigh(m: int) -> None:
         eps = float(rng.choice([0.0, 0.05, 0.4]))
         options: Any = {"even_if_slower": True, "sinks": sinks, "scale": 0.5}
         found = ck.attention(queries, keys, values, eps, index=index, **options)
-        scores = exact_scores(queries, keys, 0.5)
+        scores = real_scores(queries, keys, 0.5)
         for row in range(m):
             # Which keys were kept is not said, but the whole is what they and the tail weigh.
             top = max(scores[row])
@@ -160,8 +146,8 @@ def test_recall_proves_the_rest() -> None:
         )
         eps = rng.choice([0.0, 0.01, 0.1, 0.5], rows)
         seen = rng.random((rows, n)) < 0.9
-        here = exact_scores(case.queries, kept, case.scale)
-        there = exact_scores(case.queries, case.keys, case.scale)
+        here = real_scores(case.queries, kept, case.scale)
+        there = real_scores(case.queries, case.keys, case.scale)
         beside = np.full((2, rows), -np.inf)
         for row in range(rows):
             if len(kept):
@@ -203,20 +189,16 @@ def test_answers_do_not_depend_on_level_or_threads() -> None:
     q = 4 * rng.standard_normal((4, 5, 40), dtype=np.float32)
     index = ck.KeyIndex.build(keys)
     beside = np.full((4, 5), 3.0)
-    before, answers = ck.simd_level(), []
-    try:
-        for level in LEVELS:
-            try:
-                _native.set_simd_level(level)
-            except ck.CertkError:
-                continue
-            for threads in (1, 3):
-                found = index.recall(q, (beside, beside), 0.02, threads=threads)
-                parts = found.indptr, found.indices, found.tail_mass_upper, found.tail_mass_lower
-                ends = index.log_mass(q, threads=threads)
-                answers.append(b"".join(part.tobytes() for part in (*parts, *ends)))
-    finally:
-        _native.set_simd_level(before)
+    answers = []
+    for _ in each_level():
+        for threads in (1, 3):
+            found = index.recall(q, (beside, beside), 0.02, threads=threads)
+            parts = found.indptr, found.indices, found.tail_mass_upper, found.tail_mass_lower
+            ends = index.log_mass(q, threads=threads)
+            kept = index.search(q, 0.05, threads=threads)
+            drawn = index.montecarlo(q, kept, 0.01, 3, threads=threads)
+            ends = (*ends, drawn.lower, drawn.upper)
+            answers.append(b"".join(part.tobytes() for part in (*parts, *ends)))
     assert len(answers) > 2
     assert len(set(answers)) == 1
 

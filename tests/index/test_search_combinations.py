@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import certk_rs as ck
+from real_attention import rows_seen
 
 LD = np.longdouble
 DTYPES: tuple[Any, ...] = (np.float32, np.float16, ml_dtypes.bfloat16)
@@ -84,20 +85,11 @@ def sights(rng: Rng, rows: tuple[int, ...], n: int) -> dict[str, Any]:
     """Return random visibilities of rows."""
     options: dict[str, Any] = {"causal": bool(rng.random() < 0.4)}
     if rng.random() < 0.5:
-        options["lengths"] = rng.integers(0, n + 1, rows)
+        options["lengths"] = rng.integers(0, n + 1, rows if rng.random() < 0.8 else ())
     if rng.random() < 0.5:
-        options["mask"] = rng.random((*rows, n)) < rng.choice([0.2, 0.9])
+        shape = (*rows, n) if rng.random() < 0.8 else (n,)
+        options["mask"] = rng.random(shape) < rng.choice([0.2, 0.9])
     return options
-
-
-def seen_by(rows: tuple[int, ...], n: int, options: dict[str, Any]) -> np.ndarray:
-    m, at = rows[-1], np.arange(n)
-    seen = np.ones((*rows, n), bool)
-    if options.get("causal"):
-        seen &= at <= np.arange(m)[:, None] + n - m
-    if "lengths" in options:
-        seen &= at < options["lengths"][..., None]
-    return seen & options["mask"] if "mask" in options else seen
 
 
 def one_history(rng: Rng) -> None:
@@ -130,7 +122,7 @@ def one_history(rng: Rng) -> None:
         scale = None if rng.random() < 0.7 else float(rng.choice([0.1, -0.3]))
         for over in ("cells", "both", "codes"):
             options = sights(rng, rows, n) | {"scale": scale}
-            real = Real(q, keys, seen_by(rows, n, options), scale)
+            real = Real(q, keys, rows_seen(rows, n, options), scale)
             rule = str(rng.choice(["mass", "gap", "top_k"]))
             k = int(rng.choice([1, 3, 20])) if rule == "top_k" else None
             found = index.search(q, eps, rule=rule, over=over, k=k, **options)
@@ -142,7 +134,7 @@ def one_history(rng: Rng) -> None:
                 q, **{name: value for name, value in options.items() if name != "causal"}
             )
             bare = {name: value for name, value in options.items() if name != "causal"}
-            mass = Real(q, keys, seen_by(rows, n, bare), scale).log_mass
+            mass = Real(q, keys, rows_seen(rows, n, bare), scale).log_mass
             off = real.close * (1 + np.abs(np.where(np.isfinite(mass), mass, 0)))
             assert ((low <= mass + off) & (mass - off <= high)).all()
         if rng.random() < 0.3:
@@ -241,3 +233,37 @@ def test_draws_of_a_head_are_of_its_own_keys(step: int) -> None:
         assert (tail <= drawn.upper * (1 + 1e-9)).all()
         tight += int((drawn.upper - drawn.lower < 0.5 * tail).sum())
     assert tight > 20
+
+
+def test_a_search_keeps_what_attention_keeps() -> None:
+    """One row of attention over an index is one of a search: what they count is the same."""
+    rng = np.random.default_rng(4)
+    n, d = 4000, 32
+    keys = rng.standard_normal((n, d), dtype=np.float32)
+    q = 4 * rng.standard_normal((1, d), dtype=np.float32)
+    index = ck.KeyIndex.build(keys)
+    mask = rng.random((1, n)) < 0.7
+    found = index.search(q, 0.03, mask=mask, lengths=[3500])
+    attended = ck.attention(
+        q, keys, keys, 0.03, index=index, mask=mask, lengths=[3500], even_if_slower=True
+    )
+    assert attended.tail_mass_upper[0] <= 0.03
+    # A search drops again what it has scored.
+    assert found.k[0] <= attended.k[0] <= mask[0, :3500].sum()
+
+
+def test_what_rows_see_is_judged() -> None:
+    rng = np.random.default_rng(5)
+    index = ck.KeyIndex.build(rng.standard_normal((6, 4), dtype=np.float32))
+    q = rng.standard_normal((2, 4), dtype=np.float32)
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"lengths": 7}, "lengths"),
+        ({"lengths": [1, -1]}, "lengths"),
+        ({"lengths": [1, 2, 3]}, "lengths"),
+        ({"mask": np.ones((2, 5), bool)}, "mask"),
+        ({"mask": np.ones((2, 6), np.float32)}, "mask has dtype"),
+        ({"causal": 1}, "causal"),
+    ]
+    for options, names in bad:
+        with pytest.raises(ck.CertkError, match=names):
+            index.search(q, 0.1, **options)

@@ -75,34 +75,14 @@ def elsewhere(threads: int | None = None, **environment: str) -> subprocess.Comp
     return run_python(code, beside=Path(__file__), **environment)
 
 
-@pytest.mark.parametrize("threads", [2, 8, None])
-def test_threads_argument(reference: str, threads: int | None) -> None:
+@pytest.mark.parametrize("threads", [2, 8])
+def test_threads_argument(reference: str, threads: int) -> None:
     assert digest(threads) == reference
 
 
-def test_flush_to_zero_mode_does_not_matter(reference: str) -> None:
-    """torch may have told the processor to take subnormals for zero, in every thread it knows."""
-    torch = pytest.importorskip("torch")
-    made_before = list(cases())
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor has no such mode")
-    try:
-        assert digest(1, made_before) == reference
-        assert digest(5, made_before) == reference
-    finally:
-        torch.set_flush_denormal(False)
-
-
-@pytest.mark.parametrize("threads", ["1", "2", "8"])
-def test_rayon_num_threads(reference: str, threads: str) -> None:
-    done = elsewhere(RAYON_NUM_THREADS=threads)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == reference
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_forced_levels(reference: str, level: str) -> None:
-    done = elsewhere(threads=2, CERTK_LEVEL=level)
+@pytest.mark.parametrize(("level", "lent"), [*zip(LEVELS, ("1", "8", "2", "2"), strict=True)])
+def test_forced_levels_and_numbers_of_threads(reference: str, level: str, lent: str) -> None:
+    done = elsewhere(CERTK_LEVEL=level, RAYON_NUM_THREADS=lent)
     if done.returncode != 0 and level != "portable":
         assert "CertkError" in done.stderr, done.stderr
         pytest.skip(f"this machine or build has no {level}: {done.stderr.splitlines()[-1]}")

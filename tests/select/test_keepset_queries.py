@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,9 @@ import pytest
 import certk_rs as ck
 from bulk_oracle import Truth
 from cases import Case
-from certk_rs import _native
 from certk_rs._audit.recompute import Keys, recompute
-from fresh_process import run_python
-from levels import LEVELS
-
-SLACK = 2.0**-31
+from keepset_calls import native_keep_set
+from levels import each_level
 
 
 def vectors(rng: np.random.Generator, shape: tuple[int, ...], size: float = 1.0) -> np.ndarray:
@@ -42,19 +38,6 @@ def scores_of(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
 def mask_of(heads: int, m: int, n: int, offset: int | None) -> np.ndarray:
     seen = np.arange(n) <= np.arange(m)[:, None] + (n if offset is None else offset)
     return np.tile(seen, (heads, 1))
-
-
-def native(blocks: list[tuple[np.ndarray, np.ndarray, float]], eps: Any, **more: Any) -> Any:
-    """The native function, with what it needs not be given."""
-    options = {
-        "counted": None, "given": None, "slack": SLACK, "roundings": 16, "causal_offset": None,
-        "max_keep": None, "keep_first": 0, "keep_last": 0, "block_size": 1, "threads": None, **more,
-    }  # fmt: skip
-    stored = [
-        ((q.view(np.uint16), "float16"), (k.view(np.uint16), "float16"), scale)
-        for q, k, scale in blocks
-    ]
-    return _native.keep_set_of_queries(stored, eps, *options.values())
 
 
 def judge(
@@ -195,7 +178,7 @@ def test_an_audit_confirms_every_interval() -> None:
     queries, keys = window(rng, 2, 200, 600, 32)
     eps = np.full(400, 0.03)
     eps[::7] = 0.3
-    ks = native([(queries, keys, 0.4)], eps.reshape(2, 200))
+    ks = native_keep_set([(queries, keys, 0.4)], eps.reshape(2, 200))
     kept = np.zeros(600, dtype=bool)
     kept[ks.indices] = True
     wide = keys[0].astype(np.float64)
@@ -215,7 +198,7 @@ def test_rows_that_are_not_counted_change_nothing() -> None:
     queries, keys = window(rng, 2, 60, 300, 16)
     counted = rng.random(120) < 0.6
     counted[:3] = [True, False, True]
-    ks = native([(queries, keys, 0.5)], 0.05, counted=counted)
+    ks = native_keep_set([(queries, keys, 0.5)], 0.05, counted=counted)
     judge(ks, queries, keys, np.full(120, 0.05), 0.5)
     weights, upper = ks.weights.reshape(-1), ks.tail_mass_upper.reshape(-1)
     assert not weights[~counted].any()
@@ -223,11 +206,11 @@ def test_rows_that_are_not_counted_change_nothing() -> None:
     assert (upper[~counted] > 0.05).any()
     assert ks.status == ck.Status.CERTIFIED
     alone = queries.reshape(1, 120, 16)[:, counted]
-    few = native([(alone, keys, 0.5)], 0.05)
+    few = native_keep_set([(alone, keys, 0.5)], 0.05)
     assert few.indices.tolist() == ks.indices.tolist()
     assert few.lower_bound == ks.lower_bound
     assert few.weights.reshape(-1).tolist() == weights[counted].tolist()
-    nobody = native([(queries, keys, 0.5)], 0.05, counted=np.zeros(120, dtype=bool))
+    nobody = native_keep_set([(queries, keys, 0.5)], 0.05, counted=np.zeros(120, dtype=bool))
     assert nobody.status == ck.Status.EMPTY
     assert (nobody.tail_mass_upper == 1.0).all()
 
@@ -236,7 +219,7 @@ def test_blocks_of_several_layers_share_one_set() -> None:
     """Heads, d, scales and dtypes of their own; rows in order."""
     rng = np.random.default_rng(5)
     first, second = window(rng, 2, 30, 200, 16), window(rng, 4, 10, 200, 40)
-    ks = native([(*first, 0.5), (*second, 0.3)], 0.05)
+    ks = native_keep_set([(*first, 0.5), (*second, 0.3)], 0.05)
     assert ks.tail_mass_upper.shape == (100,)
     kept = np.zeros(200, dtype=bool)
     kept[ks.indices] = True
@@ -285,15 +268,9 @@ def answers(threads: int | None = None) -> str:
 
 def test_any_number_of_threads_and_any_level_give_the_same_bits() -> None:
     want = answers(1)
-    assert answers(2) == want
-    assert answers(5) == want
-    code = "import test_keepset_queries as t; print(t.answers())"
-    for level in LEVELS:
-        done = run_python(code, beside=Path(__file__), CERTK_LEVEL=level)
-        if "cannot run here" in done.stderr:
-            continue
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split()[-1] == want, level
+    assert answers(3) == want
+    for level in each_level():
+        assert answers() == want, level
 
 
 def test_numbers_that_float32_products_cannot_hold() -> None:
@@ -354,7 +331,7 @@ def test_keys_that_are_given_are_certified(seed: int) -> None:
     counted = rng.random(10 * kv_heads) < 0.7 if seed % 4 == 0 else None
     scale, eps = 0.4, float(rng.choice([0.0, 0.05, 0.5]))
     more = {"causal_offset": offset, "counted": counted, "slack": 0.0}
-    ks = native([(queries, keys, scale)], eps, given=given, **more)
+    ks = native_keep_set([(queries, keys, scale)], eps, given=given, **more)
     seen = n if offset is None else min(n, offset + 5)
     if counted is None:
         assert ks.indices.tolist() == np.flatnonzero(given[:seen]).tolist()
@@ -366,10 +343,10 @@ def test_keys_that_are_given_are_certified(seed: int) -> None:
     assert ks.lower_bound == 0
     assert not ks.weights.any()
     # As it is told of a set that was chosen.
-    chosen = native([(queries, keys, scale)], eps, **more)
+    chosen = native_keep_set([(queries, keys, scale)], eps, **more)
     again = np.zeros(n, bool)
     again[chosen.indices] = True
-    twice = native([(queries, keys, scale)], eps, given=again, **more)
+    twice = native_keep_set([(queries, keys, scale)], eps, given=again, **more)
     assert np.array_equal(twice.indices, chosen.indices)
     assert (np.abs(twice.tail_mass_upper - chosen.tail_mass_upper) <= 1e-4).all()
 
@@ -378,7 +355,7 @@ def test_given_keys_are_not_chosen() -> None:
     rng = np.random.default_rng(0)
     block = (vectors(rng, (1, 2, 4)), vectors(rng, (1, 6, 4)), 1.0)
     with pytest.raises(ck.CertkError, match="given has 5 entries but 6 are needed"):
-        native([block], 0.1, given=np.ones(5, bool))
+        native_keep_set([block], 0.1, given=np.ones(5, bool))
     for name, value in (("max_keep", 2), ("keep_first", 1), ("keep_last", 1), ("block_size", 2)):
         with pytest.raises(ck.CertkError, match=f"given cannot be combined with {name}"):
-            native([block], 0.1, given=np.ones(6, bool), **{name: value})
+            native_keep_set([block], 0.1, given=np.ones(6, bool), **{name: value})

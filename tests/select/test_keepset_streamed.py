@@ -1,26 +1,23 @@
 """keep_set_of_queries where float32 products decide, against ball arithmetic.
 
-The oracle takes the stored vectors apart into integers: scores are exact, and their exponentials
-are balls of python-flint. It shares no code with the library.
+The oracle is `exact_rows`: scores are exact, and their exponentials are balls where float64 leaves
+a doubt.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from flint import arb, ctx
 
 import certk_rs as ck
-from certk_rs import _native
-from fresh_process import run_python
-from levels import LEVELS
+from exact_rows import exact_scores, inside
+from keepset_calls import native_keep_set
+from levels import each_level
 
 F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16
 Vectors = tuple[np.ndarray, np.ndarray, float]
@@ -31,71 +28,32 @@ DIFFERENCE = 9e-5
 """That where one side is the difference of two such sums, and hardly less."""
 
 
-@contextmanager
-def precision(bits: int) -> Iterator[None]:
-    before, ctx.prec = ctx.prec, bits
-    try:
-        yield
-    finally:
-        ctx.prec = before
-
-
-def integers(vectors: np.ndarray) -> np.ndarray:
-    """In units of 2^-149, which every float32 is a multiple of."""
-    parts = [[float(x).as_integer_ratio() for x in row] for row in vectors.astype(np.float64)]
-    return np.array([[a * 2**149 // b for a, b in row] for row in parts], dtype=object)
-
-
-def weights(scores: np.ndarray, scale: float) -> list[arb]:
-    """Of exact scores in units of 2^-298, relative to the largest."""
-    best = max(scores) if scale >= 0 else min(scores)
-    unit = arb(scale) * arb(2) ** -298
-    return [(arb(int(score - best)) * unit).exp() for score in scores]
-
-
 def violations(
-    ks: Any, vectors: Vectors, offset: int | None = None, bits: int = 200
-) -> list[tuple[int, float, float, arb]]:
+    ks: Any, vectors: Vectors, offset: int | None = None
+) -> list[tuple[int, float, float]]:
     """Rows whose real tail mass may lie outside the reported interval."""
     queries, keys, scale = vectors
     n = len(keys)
     kept = np.zeros(n, dtype=bool)
     kept[ks.indices] = True
-    wrong = []
     upper, lower = ks.tail_mass_upper.reshape(-1), ks.tail_mass_lower.reshape(-1)
-    whole = integers(keys)
-    with precision(bits):
-        for row, query in enumerate(integers(queries)):
-            sees = n if offset is None else min(max(row + offset + 1, 0), n)
-            if sees == 0 or not kept[:sees].any():
-                # Nothing to lose, or everything.
-                if upper[row] != float(sees > 0) or lower[row] > upper[row]:
-                    wrong.append((row, lower[row], upper[row], arb(sees > 0)))
-                continue
-            sums = [arb(0), arb(0)]
-            for weight, keep in zip(weights(whole[:sees] @ query, scale), kept, strict=False):
-                sums[int(keep)] += weight
-            tail, head = sums
-            # Of terms that are all positive, so that nothing cancels.
-            below, above = arb(lower[row]), arb(upper[row])
-            if not (tail * (1 - below) >= below * head and tail * (1 - above) <= above * head):
-                wrong.append((row, lower[row], upper[row], tail / (tail + head)))
+    scores, unit = exact_scores(queries, keys, scale)
+    wrong = []
+    for row in range(len(queries)):
+        sees = n if offset is None else min(max(row + offset + 1, 0), n)
+        if sees == 0 or not kept[:sees].any():
+            # Nothing to lose, or everything.
+            fine = upper[row] == float(sees > 0) and lower[row] <= upper[row]
+        else:
+            fine = inside(scores[row, :sees], unit, kept[:sees], lower[row], upper[row])
+        if not fine:
+            wrong.append((row, lower[row], upper[row]))
     return wrong
 
 
 def native(vectors: Vectors, eps: Any, **more: Any) -> Any:
-    options = {
-        "counted": None, "given": None, "slack": 0.0, "roundings": 16, "causal_offset": None,
-        "max_keep": None, "keep_first": 0, "keep_last": 0, "block_size": 1, "threads": None, **more,
-    }  # fmt: skip
     queries, keys, scale = vectors
-
-    def stored(array: np.ndarray) -> tuple[np.ndarray, str]:
-        name = array.dtype.name
-        return (array if name == "float32" else array.view(np.uint16), name)
-
-    block = (stored(queries[None]), stored(keys[None]), scale)
-    return _native.keep_set_of_queries([block], eps, *options.values())
+    return native_keep_set([(queries[None], keys[None], scale)], eps, **{"slack": 0.0, **more})
 
 
 def dictated(vectors: Vectors, first: int, last: int, eps: Any, offset: int | None = None) -> Any:
@@ -252,7 +210,7 @@ def test_lower_ends_where_sums_underflow() -> None:
     vectors = np.array([[0, 1], [1, 0]], F32), keys, 1.0
     ks = native(vectors, 0.01, counted=np.array([True, False]))
     assert ks.indices.tolist() == list(range(0, n, 512))
-    assert not (wrong := violations(ks, vectors, bits=1500)), wrong
+    assert not (wrong := violations(ks, vectors)), wrong
     assert ks.tail_mass_upper[0, 1] < 1e-30
 
 
@@ -263,7 +221,7 @@ def test_a_scale_so_small_that_radii_underflow() -> None:
     vectors = queries, keys, 1e-310
     ks = native(vectors, 0.5, keep_first=1, max_keep=1)
     assert ks.indices.tolist() == [0]
-    assert not violations(ks, vectors, bits=1500)
+    assert not violations(ks, vectors)
     assert ks.tail_mass_upper[0, 0] > 0.5
 
 
@@ -323,13 +281,8 @@ def test_rows_do_not_depend_on_those_beside_them() -> None:
     want = answers(1)
     for threads in (2, 3, 4, 7):
         assert answers(threads) == want, threads
-    code = "import test_keepset_streamed as t; print(t.answers())"
-    for level in LEVELS:
-        done = run_python(code, beside=Path(__file__), CERTK_LEVEL=level)
-        if "cannot run here" in done.stderr:
-            continue
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split()[-1] == want, level
+    for level in each_level():
+        assert answers() == want, level
 
 
 @pytest.mark.parametrize("place", ["queries", "keys"])

@@ -211,6 +211,14 @@ def test_additive_masks_that_cancel_the_score() -> None:
         solve(scores, eps, np.float32, scale=0.1, mask=mask.astype(np.float32), prove=True)
 
 
+def test_a_bias_of_one_row_is_no_mask() -> None:
+    """One entry of the bias is 5 and all others 0, so the bias is not the mask it looks like."""
+    bias = np.zeros(200)
+    bias[3] = 5.0
+    assert 3 in solve(np.zeros(200), 0.1, mask=bias.astype(np.float16)).row(0)
+    assert solve(np.zeros(200), 0.1, mask=np.zeros(200, np.float16)).k[0] == 180
+
+
 @pytest.mark.parametrize(
     ("scores", "mask", "scale"),
     [

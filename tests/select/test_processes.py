@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ import pytest
 
 import certk_rs as ck
 from certk_rs import _native
-from same_bytes import fields, same
+from same_bytes import same
 
 RNG = np.random.default_rng(41)
 ROWS = (RNG.standard_normal((64, 5000)) * 2.5).astype(np.float32)
@@ -253,29 +252,6 @@ def test_ctrl_c_is_heard(call: str) -> None:
     )  # fmt: skip
     assert done.stderr == ""
     assert float(done.stdout) < 2 * 3.0  # seconds of two threads
-
-
-def test_results_survive_pickling() -> None:
-    sel = ck.select(ROWS, 0.01)
-    results = [sel, ck.certify(ROWS, sel, eps=0.01), ck.keep_set(ROWS[:4], 0.1)]
-    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        for result in results:
-            copy = pickle.loads(pickle.dumps(result, protocol))
-            assert type(copy) is type(result)
-            assert fields(copy) == fields(result)
-            assert copy.shape == result.shape
-            assert repr(copy) == repr(result)
-            assert not copy.tail_mass_upper.flags.writeable
-    assert copy.status is ck.Status.CERTIFIED
-
-
-def test_errors_survive_pickling() -> None:
-    with pytest.raises(ck.CertkError) as caught:
-        ck.select(ROWS, 1.0)
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert type(copy) is ck.CertkError
-    assert str(copy) == str(caught.value)
-    assert isinstance(copy, ValueError)
 
 
 @pytest.mark.parametrize("n", [512, 5000, 5008])
