@@ -270,7 +270,7 @@ bench: $(VENV)/.dev
 	@echo '== decoding from files'
 	$(BIN)/python benches/bench_offload.py --save
 	@echo '== prune against a script of torch'
-	$(BIN)/python benches/bench_prune.py --growth --save
+	$(BIN)/python benches/bench_prune.py --save
 
 reproduce: $(VENV)/.dev
 	@echo '== experiments of the papers'

@@ -14,7 +14,6 @@ guard's bytes once, as fast as torch adds up as many. Every result is checked be
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,13 @@ import numpy as np
 import torch
 
 import certk_rs as ck
-from bench_attention import CheckFailedError, contest
 from certk_rs.cache_format import Cache, widen
 from certk_rs.guard import Guard
 from harness import table
-from harness.table import Tell
+from harness.clock import in_turn
+from harness.rows import EXAMPLES
+from harness.table import Run
+from harness.verify import CheckFailedError
 
 SECTIONS = {
     "T": "the guard's bound over the truth, and keys fetched over the fewest, real rows",
@@ -36,19 +37,22 @@ SECTIONS = {
 }
 EPS = 0.05
 TIGHT, FETCHED, STEP = 1.3, 1.3, 1.0
-HERE = Path(__file__).resolve().parent
-SMALL = HERE.parent / "python" / "certk_rs" / "_data" / "minilm_small.safetensors"
 
 
-def heads_of(path: Path) -> list[tuple[str, Any, Any, float]]:
-    """Name, queries and keys of the first head of each layer, float64, and the scale."""
+def heads() -> list[tuple[str, Any, Any, float]]:
+    """Return name, queries and keys (float64) and scale of the first head of each layer."""
     found = []
-    with Cache(path) as cache:
-        for layer in cache.layers:
-            q, k = (
-                widen(cache.read(layer, role)[0], layer.dtypes[role]) for role in ("query", "key")
-            )
-            found.append((f"layer {layer.index}", q, k, cache.scales[layer.index]))
+    paths = [EXAMPLES / "minilm_small.safetensors"]
+    if folder := os.environ.get("CERTK_DATA"):
+        paths.append(Path(folder) / "minilm_n65536.safetensors")
+    for path in paths:
+        with Cache(path) as cache:
+            for layer in cache.layers:
+                q, k = (
+                    widen(cache.read(layer, role)[0], layer.dtypes[role])
+                    for role in ("query", "key")
+                )
+                found.append((f"layer {layer.index}", q, k, cache.scales[layer.index]))
     return found
 
 
@@ -159,8 +163,9 @@ def step(n: int, share: float, dtype: torch.dtype, threads: int, repeat: int) ->
         gone = 1 - weights[g][:, at[g]].sum(-1).numpy()
         if (gone > judged.lost[g * 4 : g * 4 + 4, 0] * (1 + 1e-9)).any():
             raise CheckFailedError("a guard that proves what is not so")
-    times = contest({"plain": plain, "guarded": guarded, "reading": reading}, repeat)
-    spent = {name: statistics.median(each) * 1e3 for name, each in times.items()}
+    works = {"plain": plain, "guarded": guarded, "reading": reading}
+    times = in_turn(works, repeat)
+    spent = {name: times.median(name) for name in works}
     ratio = spent["guarded"] / (1.3 * spent["plain"] + spent["reading"])
     return (
         f"n {n:6}  kept {share:.2f}  {str(dtype).removeprefix('torch.'):8}  {threads} threads  "
@@ -170,30 +175,23 @@ def step(n: int, share: float, dtype: torch.dtype, threads: int, repeat: int) ->
     )
 
 
-def body(wanted: set[str], repeat: int, tell: Tell) -> bool:
-    """Measure the sections wanted."""
-    tell("")
-    if "T" in wanted:
-        for name, q, k, scale in heads_of(SMALL):
-            tell(tightness(name, q, k, scale))
-        folder = os.environ.get("CERTK_DATA")
-        if folder:
-            for name, q, k, scale in heads_of(Path(folder) / "minilm_n65536.safetensors"):
-                tell(tightness(name, q, k, scale))
-    if "C" in wanted:
-        folder = os.environ.get("CERTK_DATA")
-        paths = [SMALL, *([Path(folder) / "minilm_n65536.safetensors"] if folder else [])]
-        for most in (2, 8, 64):
-            for path in paths:
-                for name, q, k, scale in heads_of(path)[:4]:
-                    tell(balls(name, q, k, scale, most))
-    if "S" in wanted:
-        for threads in (1, 2):
-            for n, share in ((16_384, 0.1), (65_536, 0.1), (65_536, 0.4)):
+def measure(run: Run) -> None:
+    """Tell the table."""
+    run.tell("")
+    if "T" in run.wanted:
+        for head in heads():
+            run.tell(tightness(*head))
+    if "C" in run.wanted:
+        for most in run.pick((2, 8, 64), (64,)):
+            for head in heads():
+                run.tell(balls(*head, most))
+    if "S" in run.wanted:
+        full = ((16_384, 0.1), (65_536, 0.1), (65_536, 0.4))
+        for threads in run.pick((1, 2), (1,)):
+            for n, share in run.pick(full, ((1024, 0.1),)):
                 for dtype in (torch.float32, torch.bfloat16):
-                    tell(step(n, share, dtype, threads, repeat))
-    return True
+                    run.tell(step(n, share, dtype, threads, run.repeat))
 
 
 if __name__ == "__main__":
-    sys.exit(table.run(__doc__, SECTIONS, "guard", 11, body))
+    sys.exit(table.run(__doc__, SECTIONS, "guard", 11, measure))

@@ -28,11 +28,11 @@ import torch
 
 import certk_rs as ck
 import certk_rs.transformers as models
-from bench_attention import CheckFailedError
 from certk_rs.cache_format import Cache
 from harness import table
-from harness.sharpened import sharpen
-from harness.table import Tell
+from harness.decoders import fill, llama, sharpen
+from harness.table import Run
+from harness.verify import CheckFailedError
 
 SECTIONS = {
     "D": "steps of decoding from files beside memory, random keys",
@@ -40,7 +40,7 @@ SECTIONS = {
 }
 EPS, SIGMA = 0.05, 4.0
 LAYERS, KV_HEADS, GROUP, DIM = 4, 4, 2, 128
-CHUNK, STEPS = 4096, 24
+CHUNK = 4096
 SCRATCH = Path(os.environ.get("CERTK_SCRATCH", "."))
 
 
@@ -60,32 +60,17 @@ def drop(cache: Any) -> None:
 
 
 def model_of(dtype: torch.dtype) -> Any:
-    """A random Llama whose scores over normal keys have the deviation SIGMA."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    """Return a random Llama whose scores over normal keys have the deviation SIGMA."""
+    model = llama(
         vocab_size=512, hidden_size=512, intermediate_size=1024, num_hidden_layers=LAYERS,
         num_attention_heads=GROUP * KV_HEADS, num_key_value_heads=KV_HEADS, head_dim=DIM,
-        max_position_embeddings=1 << 18, pad_token_id=0,
+        max_position_embeddings=1 << 18,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
     sharpen(model, torch.arange(512)[None], SIGMA)
     return models.use(model.to(dtype), eps=EPS, threads=torch.get_num_threads())
 
 
-def filled(n: int, dtype: torch.dtype, **options: Any) -> Any:
-    """A cache of n tokens."""
-    cache = models.CertkCache(reserve=CHUNK, **options)
-    for start in range(0, n, CHUNK):
-        for layer in range(LAYERS):
-            made = torch.Generator().manual_seed(start + layer)
-            keys, values = torch.randn(2, 1, KV_HEADS, CHUNK, DIM, generator=made).to(dtype)
-            cache.update(keys, values, layer)
-    return cache
-
-
-class Run:
+class Steps:
     """A cache, what its steps took and read, and what came out of them."""
 
     def __init__(self, name: str, cache: Any, room: float | None) -> None:
@@ -112,37 +97,40 @@ class Run:
         self.found.append([out.logits.float().numpy(), *told])
 
 
-def decoding(n: int, dtype: torch.dtype, tell: Tell) -> None:
+def decoding(run: Run, n: int, dtype: torch.dtype) -> None:
     """D: from memory, from files that are in memory, from files of which a quarter is; in turn."""
     model = model_of(dtype)
     whole = n * LAYERS * KV_HEADS * 2 * DIM * dtype.itemsize
-    memory = Run("memory", filled(n, dtype), None)
-    files = Run("files", filled(n, dtype, offload=SCRATCH), None)
-    quarter = Run("a quarter", filled(n, dtype, offload=SCRATCH), whole / 4)
+    places = (None, SCRATCH, SCRATCH)
+    caches = [models.CertkCache(reserve=CHUNK, offload=place) for place in places]
+    fill(caches, model, n, CHUNK)
+    memory, files = (Steps(name, caches[at], None) for at, name in enumerate(("memory", "files")))
+    quarter = Steps("a quarter", caches[2], whole / 4)
     rng = np.random.default_rng(1)
-    for token in rng.integers(1, 512, STEPS):
+    steps = run.pick(24, 3)
+    for token in rng.integers(1, 512, steps):
         for at in rng.permutation(3):
             (memory, files, quarter)[at].step(model, int(token))
-        for run in (files, quarter):
-            pairs = zip(run.found[-1], memory.found[-1], strict=True)
-            if not all(np.array_equal(one, other) for one, other in pairs):
-                raise CheckFailedError(f"{run.name} and memory differ")
+        for other in (files, quarter):
+            pairs = zip(other.found[-1], memory.found[-1], strict=True)
+            if not all(np.array_equal(*pair) for pair in pairs):
+                raise CheckFailedError(f"{other.name} and memory differ")
     kept = np.mean([part.mean() for step in memory.found for part in step[1::3]]) / n
-    tell(
+    run.tell(
         f"D {n} tokens, {str(dtype).removeprefix('torch.')}: {whole / 1e6:.0f} MB of keys and "
         f"values, codes {memory.cache.index_bytes / whole:.3f} of them, k/n {kept:.4f}; "
-        f"{STEPS} steps with equal outputs and certificates"
+        f"{steps} steps with equal outputs and certificates"
     )
-    for run in (memory, files, quarter):
+    for each in (memory, files, quarter):
         # The first step makes room in the index: it is no step like the others.
-        spent, amount = statistics.median(run.times[1:]), statistics.fmean(run.amounts[1:])
-        tell(
-            f"  {run.name:9} {1 / spent:7.1f} tokens/s   read {amount / 1e6:7.2f} MB a token, "
+        spent, amount = statistics.median(each.times[1:]), statistics.fmean(each.amounts[1:])
+        run.tell(
+            f"  {each.name:9} {1 / spent:7.1f} tokens/s   read {amount / 1e6:7.2f} MB a token, "
             f"{amount / whole:.4f} of all"
         )
 
 
-def real_rows(path: Path, tell: Tell) -> None:
+def real_rows(run: Run, path: Path) -> None:
     """R: queries of real rows, each over a file of which nothing is in memory."""
     with Cache(path) as file:
         for layer in file.layers:
@@ -163,27 +151,22 @@ def real_rows(path: Path, tell: Tell) -> None:
                     )  # fmt: skip
                     shares.append((read_bytes() - before) / whole)
                     kept.append(found.k.mean() / keys.shape[2])
-                tell(
+                run.tell(
                     f"R layer {layer.index} eps {eps:<5g} read {statistics.median(shares):.3f} of "
                     f"the file (most {max(shares):.3f})  k/n {statistics.median(kept):.4f}"
                 )
 
 
-def measure(wanted: set[str], repeat: int, tell: Tell) -> bool:
-    """The table; whether all checks held."""
-    tell("")
-    try:
-        if "D" in wanted:
-            for n in (1 << 15, 1 << 17):
-                for dtype in (torch.float32, torch.bfloat16):
-                    decoding(n, dtype, tell)
-        folder = os.environ.get("CERTK_DATA")
-        if "R" in wanted and folder:
-            real_rows(Path(folder) / "minilm_n65536.safetensors", tell)
-    except CheckFailedError as error:
-        tell(f"CHECK FAILED: {error}")
-        return False
-    return True
+def measure(run: Run) -> None:
+    """Tell the table."""
+    run.tell("")
+    if "D" in run.wanted:
+        for n in run.pick((1 << 15, 1 << 17), (CHUNK,)):
+            for dtype in (torch.float32, torch.bfloat16):
+                decoding(run, n, dtype)
+    folder = os.environ.get("CERTK_DATA")
+    if "R" in run.wanted and folder:
+        real_rows(run, Path(folder) / "minilm_n65536.safetensors")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ import argparse
 import json
 import sys
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 
-from harness import machine
+from harness import machine, table
 from harness.clock import LEAST_REPEAT
 from harness.report import Entry, as_json, machine_text, section_text, summary
 from harness.verify import CheckFailedError
@@ -82,7 +81,7 @@ def measure(settings: Settings) -> tuple[list[Entry], list[str]]:
     return entries, failures
 
 
-def table(where: dict[str, str], entries: list[Entry], failures: list[str]) -> str:
+def whole_table(where: dict[str, str], entries: list[Entry], failures: list[str]) -> str:
     """The whole report as plain text."""
     present = [name for name in ORDER if any(entry.section == name for entry in entries)]
     parts = [machine_text(where)]
@@ -96,15 +95,6 @@ def table(where: dict[str, str], entries: list[Entry], failures: list[str]) -> s
     return "\n\n".join(parts)
 
 
-def save(text: str) -> Path:
-    """Write the table to benches/results and return its path."""
-    date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    target = HERE / "results" / f"{date}-{machine.cpu_slug()}.md"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(f"```\n{text}\n```\n")
-    return target
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, save; 1 when a check failed."""
     options = parse(arguments)
@@ -114,14 +104,14 @@ def main(arguments: list[str] | None = None) -> int:
     entries, failures = measure(settings)
     where["load average at the end"] = machine.load()
     where["took"] = f"{time.perf_counter() - start:.0f} s"
-    text = table(where, entries, failures)
+    text = whole_table(where, entries, failures)
     lines = [as_json(entry) for entry in entries]
     data = json.dumps({"machine": where, "entries": lines, "failures": failures}, indent=1)
     print(data if options.json else text)
     if options.save or (
         options.save is None and settings.wanted >= set(ORDER) and not options.quick
     ):
-        print(f"wrote {save(text).relative_to(HERE.parent)}", file=sys.stderr)
+        print(f"wrote {table.save(text).relative_to(HERE.parent)}", file=sys.stderr)
     if options.plot and not failures:
         from sections.growth_plot import draw
 

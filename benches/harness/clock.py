@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,21 +74,47 @@ def seconds(work: Work, calls: int) -> float:
 
 
 class Times:
-    """Nanoseconds per score of each entrant, one reading per repetition."""
+    """Readings of each entrant, one per repetition: ns per score, or ms of a whole work."""
 
     def __init__(self, readings: dict[str, list[float]]) -> None:
         """Readings of the same repetition stand at the same place of every list."""
         self.readings = readings
 
-    def ns(self, name: str) -> float:
-        """The median."""
+    def median(self, name: str) -> float:
+        """Return the median reading."""
         return statistics.median(self.readings[name])
 
     def ratio(self, ours: str, peer: str) -> tuple[float, float, float]:
         """Ratio of the medians, and the quartiles of the ratios within a repetition."""
         pairs = zip(self.readings[ours], self.readings[peer], strict=True)
         low, _, high = statistics.quantiles((one / other for one, other in pairs), n=4)
-        return self.ns(ours) / self.ns(peer), low, high
+        return self.median(ours) / self.median(peer), low, high
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage meanwhile."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def in_turn(works: Mapping[str, Work], repeat: int) -> Times:
+    """Time all works once per repetition, in an order drawn anew; the first one warms up."""
+    rng = np.random.default_rng(0)
+    names = list(works)
+    readings: dict[str, list[float]] = {name: [] for name in names}
+    with uncollected():
+        for repetition in range(-1, max(repeat, LEAST_REPEAT)):
+            for at in rng.permutation(len(names)):
+                spent = seconds(works[names[at]], 1) * 1e3
+                if repetition >= 0:
+                    readings[names[at]].append(spent)
+    return Times(readings)
 
 
 def contest(entrants: Sequence[Entrant], repeat: int, *, rest: float = 0.0, seed: int = 0) -> Times:
@@ -102,9 +129,7 @@ def contest(entrants: Sequence[Entrant], repeat: int, *, rest: float = 0.0, seed
     readings: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
     if len(readings) != len(entrants):
         raise ValueError("two entrants of one name")
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         for repetition in range(-1, max(repeat, LEAST_REPEAT)):
             placed = {id(e.rows): e.rows for e in entrants}
             placed = {key: arenas[key].put(rng, rows) for key, rows in placed.items()}
@@ -119,7 +144,4 @@ def contest(entrants: Sequence[Entrant], repeat: int, *, rest: float = 0.0, seed
                 else:
                     spent = seconds(work, calls[entrant.name])
                     readings[entrant.name].append(spent / entrant.scores * 1e9)
-    finally:
-        if collecting:
-            gc.enable()
     return Times(readings)

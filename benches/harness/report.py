@@ -70,7 +70,7 @@ def compare(
     ratio, low, high = times.ratio(ours, peer)
     return Line(
         section, label, ratio, target, n, rows, peer_rows, kept,
-        times.ns(ours), times.ns(peer), low, high,
+        times.median(ours), times.median(peer), low, high,
     )  # fmt: skip
 
 

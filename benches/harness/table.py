@@ -1,17 +1,61 @@
-"""A bench that prints lines of ratios, and keeps them in a dated file if asked to."""
+"""The command line of a bench that prints lines of text, and the dated file that keeps them."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 from . import machine
+from .clock import LEAST_REPEAT, Times
+from .report import machine_text
+from .verify import CheckFailedError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
-Tell = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a bench: the sections wanted, readings of each work, and where lines go."""
+
+    wanted: frozenset[str]
+    repeat: int
+    quick: bool
+    tell: Callable[[str], None]
+
+    def pick(self, full: T, quick: T) -> T:
+        """Return the first, or the second in a quick run."""
+        return quick if self.quick else full
+
+
+def ratio_line(
+    label: str, times: Times, ours: str, peer: str, target: float | None, rest: str = ""
+) -> str:
+    """Return a line with the ratio of two medians, its quartiles, the target and a verdict."""
+    ratio, low, high = times.ratio(ours, peer)
+    goal = "" if target is None else f"<={target:.2f} {'ok' if ratio <= target else 'MISS'}"
+    spread = f"{low:.2f}-{high:.2f}"
+    return f"{label:46} {peer:12} {ratio:6.3f} {spread:>11} {goal:11} {rest}".rstrip()
+
+
+HEADER = (
+    "\nRatios of medians, ours / peer's, and quartiles of the ratio within a repetition\n\n"
+    f"{'':46} {'peer':12} {'ratio':>6} {'quartiles':>11} target"
+)
+
+
+def save(text: str, name: str = "") -> Path:
+    """Write a table to results/DATE-CPU-NAME.md and return its path."""
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    path = RESULTS / f"{'-'.join(filter(None, (date, machine.cpu_slug(), name)))}.md"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"```\n{text}\n```\n")
+    return path
 
 
 def run(
@@ -19,17 +63,18 @@ def run(
     sections: Mapping[str, str],
     name: str,
     repeat: int,
-    body: Callable[[set[str], int, Tell], bool],
+    body: Callable[[Run], None],
+    arguments: list[str] | None = None,
 ) -> int:
     """Parse the command line, describe the machine, let `body` measure, and save.
 
     Args:
         doc: Of the bench; its first line describes the command.
-        sections: Names of the sections and what they are.
+        sections: Names of the sections and their titles.
         name: The table is saved as `results/DATE-CPU-name.md`.
-        repeat: How many readings unless the command line says otherwise.
-        body: Measures the sections wanted, with so many readings, and tells lines; returns whether
-            all checks held.
+        repeat: Readings of each work unless the command line says otherwise.
+        body: Measures and tells lines; raises `CheckFailedError` at a wrong result.
+        arguments: The command line; that of the process if None.
 
     Returns:
         The exit code: 1 if a check failed.
@@ -37,9 +82,10 @@ def run(
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     listed = "; ".join(f"{section}: {title}" for section, title in sections.items())
     parser.add_argument("sections", nargs="*", help=f"leave out for all ({listed})")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few readings")
     parser.add_argument("--save", action="store_true", help="also write it to benches/results")
-    parser.add_argument("--repeat", type=int, default=repeat, help="readings of each, at least 7")
-    options = parser.parse_args()
+    parser.add_argument("--repeat", type=int, default=repeat, help="readings of each work")
+    options = parser.parse_args(arguments)
     unknown = set(options.sections) - set(sections)
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}")
@@ -49,12 +95,16 @@ def run(
         lines.append(text)
         print(text, flush=True)
 
-    for key, value in machine.describe().items():
-        tell(f"{key}: {value}")
-    sound = body(set(options.sections or sections), options.repeat, tell)
+    tell(f"{machine_text(machine.describe())}\n")
+    wanted = frozenset(options.sections or sections)
+    readings = min(options.repeat, LEAST_REPEAT) if options.quick else options.repeat
+    failed = False
+    try:
+        body(Run(wanted, readings, options.quick, tell))
+    except CheckFailedError as error:
+        failed = True
+        tell(f"CHECK FAILED: {error}")
     tell(f"\nload average at the end: {machine.load()}")
     if options.save:
-        date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-        saved = RESULTS / f"{date}-{machine.cpu_slug()}-{name}.md"
-        saved.write_text("```\n" + "\n".join(lines) + "\n```\n")
-    return int(not sound)
+        save("\n".join(lines), name)
+    return int(failed)

@@ -66,11 +66,11 @@ def measure(settings: Settings, n: int) -> Measured:
 
 def grown(at: Measured, base: Measured) -> Line:
     """The line of G1. What plain max pays more for reading is no fault of ours, so it is added."""
-    memory = max(at.times.ns(MAX) - base.times.ns(MAX), 0.0)
-    time, peer = at.times.ns(OURS), base.times.ns(OURS) + memory
+    memory = max(at.times.median(MAX) - base.times.median(MAX), 0.0)
+    time, peer = at.times.median(OURS), base.times.median(OURS) + memory
     return Line(
         "G1",
-        f"max {at.times.ns(MAX):.3f} ns",
+        f"max {at.times.median(MAX):.3f} ns",
         time / peer,
         TARGET,
         at.n,
@@ -84,7 +84,7 @@ def grown(at: Measured, base: Measured) -> Line:
 
 def band(measured: Sequence[Measured]) -> Line:
     """The worst of all lengths against the cheapest, by the same rule; without a target."""
-    cheapest = min(measured, key=lambda at: at.times.ns(OURS))
+    cheapest = min(measured, key=lambda at: at.times.median(OURS))
     worst = max((grown(at, cheapest) for at in measured), key=lambda line: line.ratio)
     return replace(worst, label=f"worst / n = {cheapest.n}", target=None)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ import certk_rs as ck
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import bench_attention
 import bench_select
-from harness import peers, rows
-from harness.clock import LEAST_REPEAT, Arena, Entrant, Times, contest
+from harness import peers, rows, table
+from harness.clock import LEAST_REPEAT, Arena, Entrant, Times, contest, in_turn
 from harness.report import HEADER, WIDTH, Line, Note, mean, row_text, section_text, summary
 from harness.verify import CheckFailedError, check_keep_set, check_selection, check_tail
 from sections import growth
@@ -155,11 +157,71 @@ def test_a_contest_runs_everybody_and_charges_by_score() -> None:
         contest(entrants[:1] * 2, 1)
 
 
+def test_works_are_timed_in_turn() -> None:
+    seen: list[str] = []
+    works = {name: lambda name=name: seen.append(name) for name in "abc"}
+    times = in_turn(works, 1)
+    assert all(len(one) == LEAST_REPEAT for one in times.readings.values())
+    rounds = [tuple(seen[at : at + 3]) for at in range(0, len(seen), 3)]
+    assert len(rounds) == LEAST_REPEAT + 1
+    assert all(set(each) == set("abc") for each in rounds)
+    assert len(set(rounds)) > 1
+
+
 def test_ratios_are_of_medians() -> None:
     times = Times({"a": [1.0, 2.0, 9.0], "b": [4.0, 4.0, 4.0]})
     ratio, low, high = times.ratio("a", "b")
     assert ratio == 0.5
     assert low <= 0.5 <= high
+
+
+def test_a_line_judges_its_ratio() -> None:
+    times = Times({"a": [1.0, 2.0, 9.0], "b": [4.0, 4.0, 4.0]})
+    assert "0.500" in (line := table.ratio_line("x", times, "a", "b", 0.5, "rest"))
+    assert line.endswith("<=0.50 ok   rest")
+    assert "<=0.49 MISS" in table.ratio_line("x", times, "a", "b", 0.49)
+    assert "<=" not in table.ratio_line("x", times, "a", "b", None)
+
+
+def test_a_run_measures_what_is_wanted_and_fails_with_its_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+
+    def body(run: table.Run) -> None:
+        run.tell(f"{sorted(run.wanted)} {run.repeat} {run.pick('full', 'small')}")
+        if "B" in run.wanted:
+            raise CheckFailedError("made up")
+
+    def of(*arguments: str) -> int:
+        return table.run("About.", {"A": "a", "B": "b"}, "x", 21, body, list(arguments))
+
+    assert of("A", "--quick", "--save") == 0
+    assert "['A'] 7 small" in capsys.readouterr().out
+    [saved] = tmp_path.iterdir()
+    assert saved.name.endswith("-x.md")
+    assert "\n['A'] 7 small\n" in saved.read_text()
+    assert of() == 1
+    told = capsys.readouterr().out
+    assert "['A', 'B'] 21 full" in told
+    assert "CHECK FAILED: made up" in told
+    with pytest.raises(SystemExit):
+        of("C")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_compared_with_float64(causal: bool) -> None:
+    import torch
+
+    data = bench_attention.Data.of(2, 600, 600, 16, 3.0, torch.float32)
+    found = ck.attention(data.q, data.k, data.v, EPS, causal=causal, even_if_slower=True)
+    seen = np.arange(1, 601).mean() if causal else 600
+    assert data.check(found, causal) == pytest.approx(found.k.mean() / seen)
+    with pytest.raises(CheckFailedError, match="off by"):
+        data.check(found, not causal)
+    far = dataclasses.replace(found, out=found.out + 1e-3 + np.max(found.error_bound))
+    with pytest.raises(CheckFailedError, match="off by"):
+        data.check(far, causal)
 
 
 def test_the_table_fits_and_judges() -> None:
