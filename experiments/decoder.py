@@ -35,8 +35,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import decoder_training as training
 import torch
 from rich import box
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from safetensors.torch import load_file
 from torch.nn.functional import log_softmax, nll_loss
@@ -52,9 +50,7 @@ CERTIFIED, BARE = "certified", "certified, --keep-last 0"
 
 Cost = dict[str, float]
 
-console = Console(highlight=False, soft_wrap=True)
-if not console.is_terminal:
-    console = Console(highlight=False, soft_wrap=True, width=100)
+console = training.console_of(100)
 
 
 @dataclass(frozen=True)
@@ -307,25 +303,42 @@ def show(found: dict[str, Any]) -> None:
         console.print(table)
 
 
-def main() -> None:
-    """Train or load, go on generating, measure, draw."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def start(
+    doc: str | None, most: int
+) -> tuple[argparse.Namespace, training.Recipe, Any, list[Path]]:
+    """Read the command line of a script, and train or load its model.
+
+    Args:
+        doc: Of the script.
+        most: Held-out texts, unless the command line says otherwise.
+
+    Returns:
+        The options, the recipe of the model, the model, and the files that were held out.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=training.ROOT / "build" / "decoder")
     parser.add_argument("--steps", type=int, help="of training (default: minutes)")
-    parser.add_argument("--texts", type=int, help="how many held-out texts (default: 16)")
+    parser.add_argument("--texts", type=int, help=f"how many held-out texts (default: {most})")
     parser.add_argument("--quick", action="store_true", help="a model that knows next to nothing")
     options = parser.parse_args()
     recipe = training.QUICK if options.quick else training.Recipe()
     if options.steps is not None:
         recipe = replace(recipe, steps=options.steps)
-    budgets = [0.3, 0.1, 0.01] if options.quick else list(EPS)
-    out = options.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
+    options.texts = options.texts or (2 if options.quick else most)
+    options.out = options.out.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
     disable_progress_bar()
+    model, held = training.trained(options.out / "model", recipe, console)
+    return options, recipe, model, held
 
-    model, held = train(out / "model", recipe)
+
+def main() -> None:
+    """Train or load, go on generating, measure, draw."""
+    options, recipe, model, held = start(__doc__, 16)
+    budgets = [0.3, 0.1, 0.01] if options.quick else list(EPS)
+    out = options.out
     n = 3 * recipe.positions // 4
-    chosen = passages(held, options.texts or (2 if options.quick else 16), n, n // 12)
+    chosen = passages(held, options.texts, n, n // 12)
     caches = out / "caches"
     shutil.rmtree(caches, ignore_errors=True)
     caches.mkdir()
@@ -345,17 +358,6 @@ def main() -> None:
 
     figures.decoder(found, out / "decoder.svg")
     console.print(f"[dim]figure: {_short(out / 'decoder.svg')}[/]")
-
-
-def train(folder: Path, recipe: training.Recipe) -> tuple[Any, list[Path]]:
-    """As `training.trained`, with a progress bar."""
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("training", total=recipe.steps)
-
-        def tell(done: int, total: int, bits: float) -> None:
-            bar.update(task, completed=done, description=f"training, {bits:.2f} bits per byte")
-
-        return training.trained(folder, recipe, tell)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -21,7 +24,7 @@ TEXTS = ("*.md", "docs/*.md", "src/**/*.rs", "python/**/*.py")
 # One file in so many is never trained on.
 HELD_OUT = 10
 
-Tell = Callable[[int, int, float], None]
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,10 @@ def untrained(recipe: Recipe) -> LlamaForCausalLM:
     )  # fmt: skip
 
 
-def trained(folder: Path, recipe: Recipe, tell: Tell) -> tuple[LlamaForCausalLM, list[Path]]:
+def trained(folder: Path, recipe: Recipe, console: Console) -> tuple[LlamaForCausalLM, list[Path]]:
     """Load the model in `folder` if this recipe made it, or train one and save it there.
 
-    `tell` is called with the steps done, their number, and the loss in bits per byte. Beside the
-    model come the files that it was not trained on.
+    Beside the model come the files that it was not trained on.
     """
     note = folder / "training.json"
     # Anew in every run, since transformers 4 does not read the tokenizers that 5 writes.
@@ -88,21 +90,22 @@ def trained(folder: Path, recipe: Recipe, tell: Tell) -> tuple[LlamaForCausalLM,
     files, held = texts()
     torch.manual_seed(recipe.seed)
     model = untrained(recipe)
-    _train(model, b"".join(file.read_bytes() for file in files), recipe, tell)
+    text = bytearray(b"".join(file.read_bytes() for file in files))
+    fit_with_bar(model, _rows(torch.frombuffer(text, dtype=torch.uint8), recipe), recipe, console)
     model.save_pretrained(folder)
     names = [str(file.relative_to(ROOT)) for file in held]
     note.write_text(json.dumps({"recipe": asdict(recipe), "held_out": names}, indent=1))
     return model.eval(), held
 
 
-def _rows(data: torch.Tensor, recipe: Recipe) -> Iterator[torch.Tensor]:
-    """For each step rows of bytes and the byte after them, (tokens / length, length + 1)."""
+def _rows(data: torch.Tensor, recipe: Recipe) -> Batches:
+    """Yield rows of bytes and the byte after them, (tokens / length, length + 1), for each step."""
     generator = torch.Generator().manual_seed(recipe.seed)
     for step in range(recipe.steps):
         length = recipe.short if 3 * step < 2 * recipe.steps else recipe.positions
         rows = max(1, recipe.tokens // length)
         starts = torch.randint(len(data) - length, (rows, 1), generator=generator)
-        yield data[starts + torch.arange(length + 1)].long()
+        yield data[starts + torch.arange(length + 1)].long(), None
 
 
 def has_bfloat16() -> bool:
@@ -121,27 +124,57 @@ def optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimiz
     ]
 
 
-def _train(model: LlamaForCausalLM, text: bytes, recipe: Recipe, tell: Tell) -> None:
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    both = optimizers(model, recipe.rate)
+def fit(
+    model: LlamaForCausalLM, batches: Batches, recipe: Any, tell: Callable[[int, float], None]
+) -> None:
+    """Train a model, with a rate that rises for 20 steps and falls to 0 in the second half.
+
+    Args:
+        model: Trained in place.
+        batches: For each step rows (count, length + 1) of tokens, and the weight of each token as
+            an answer; None for equal weights.
+        recipe: Has the number of steps and the rate.
+        tell: Called with the steps done and the loss in bits per token.
+    """
 
     def share(step: int) -> float:
-        """Up for 20 steps, and down to 0 in the second half."""
         return min(1.0, (step + 1) / 20, 2 * (recipe.steps - step) / recipe.steps)
 
-    schedules = [torch.optim.lr_scheduler.LambdaLR(each, share) for each in both]
+    each = optimizers(model, recipe.rate)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(one, share) for one in each]
     model.train()
-    for step, rows in enumerate(_rows(data, recipe)):
+    for step, (rows, weights) in enumerate(batches):
         # Products of bfloat16 are twice as fast where the processor has them.
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
             logits = model(rows[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), rows[:, 1:].flatten()
+        losses = torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none"
         )
+        counted = torch.ones_like(losses) if weights is None else weights[:, 1:].flatten()
+        loss = (losses * counted).sum() / counted.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(both, schedules, strict=True):
+        for optimizer, schedule in zip(each, schedules, strict=True):
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        tell(step + 1, recipe.steps, loss.item() / math.log(2))
+        tell(step + 1, loss.item() / math.log(2))
+
+
+def fit_with_bar(model: LlamaForCausalLM, batches: Batches, recipe: Any, console: Console) -> None:
+    """Train a model as `fit` does, and show a bar meanwhile."""
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("training", total=recipe.steps)
+
+        def tell(done: int, bits: float) -> None:
+            bar.update(task, completed=done, description=f"training, {bits:.2f} bits per byte")
+
+        fit(model, batches, recipe, tell)
+
+
+def console_of(width: int) -> Console:
+    """Return a console; where it is no terminal, its lines have so many columns."""
+    console = Console(highlight=False, soft_wrap=True)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, soft_wrap=True, width=width)

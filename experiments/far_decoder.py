@@ -8,18 +8,18 @@ learned within a minute.
 
 from __future__ import annotations
 
+import argparse
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+import decoder_training as training
 import far_texts
 import numpy as np
 import torch
-from decoder_training import Tell, has_bfloat16, optimizers
 from rich.console import Console
-from rich.progress import Progress
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -93,44 +93,45 @@ def trained(path: Path, recipe: Recipe, console: Console) -> LlamaForCausalLM:
                 return model.eval()
     torch.manual_seed(recipe.seed)
     model = untrained(recipe)
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("training", total=recipe.steps)
-
-        def tell(done: int, _: int, bits: float) -> None:
-            bar.update(task, completed=done, description=f"training, {bits:.2f} bits per byte")
-
-        train(model, recipe, tell)
+    training.fit_with_bar(model, _batches(recipe), recipe, console)
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = {n: w for n, w in model.state_dict().items() if n != "lm_head.weight"}
     save_file(weights, path, {"recipe": said})
     return model.eval()
 
 
-def train(model: LlamaForCausalLM, recipe: Recipe, tell: Tell) -> None:
-    """Train it; `tell` is called with the steps done, their number, and bits per byte."""
+def start(
+    doc: str | None, console: Console, most: int, *needed: str
+) -> tuple[argparse.Namespace, Path, LlamaForCausalLM]:
+    """Read the command line of a script, and train or load its model.
 
-    def share(step: int) -> float:
-        """Up for 20 steps, and down to 0 in the last half."""
-        return min(1.0, (step + 1) / 20, 2 * (recipe.steps - step) / recipe.steps)
+    Args:
+        doc: Of the script.
+        console: Shows the training.
+        most: Texts of each kind, unless the command line says otherwise.
+        needed: Packages without which the script ends.
 
-    each = optimizers(model, recipe.rate)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(one, share) for one in each]
-    model.train()
-    for step, (rows, weights) in enumerate(_batches(recipe)):
-        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
-            logits = model(rows[:, :-1], use_cache=False).logits
-        losses = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none"
-        )
-        counted = weights[:, 1:].flatten()
-        loss = (losses * counted).sum() / counted.sum()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(each, schedules, strict=True):
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        tell(step + 1, recipe.steps, loss.item() / math.log(2))
+    Returns:
+        The options, the folder for results, and the model.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=far_texts.ROOT / "build" / "held-out")
+    parser.add_argument(
+        "--model", type=Path, help="where the model is, or goes (default: in --out)"
+    )
+    parser.add_argument("--texts", type=int, help=f"how many of each kind (default: {most})")
+    parser.add_argument("--quick", action="store_true", help="a model that knows next to nothing")
+    parser.add_argument("--threads", type=int, default=1, help="a model this small gains by none")
+    options = parser.parse_args()
+    for package in needed:
+        if find_spec(package) is None:
+            parser.error(f"{package} is not installed here")
+    options.texts = options.texts or (1 if options.quick else most)
+    torch.set_num_threads(options.threads)
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    recipe = QUICK if options.quick else Recipe()
+    return options, out, trained(options.model or out / "model.safetensors", recipe, console)
 
 
 def _batches(recipe: Recipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

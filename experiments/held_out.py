@@ -19,14 +19,12 @@ the four that this model's entries take.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -36,9 +34,9 @@ import far_texts
 import numpy as np
 import torch
 from decoder import WINDOW, pressed, presses
+from decoder_training import console_of
 from numpy.typing import NDArray
 from rich import box
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch.nn.functional import log_softmax, nll_loss
@@ -52,9 +50,7 @@ KINDS = ("text", *far_texts.TASKS)
 PLAIN, GUARDED, RECALLED = "certified", "guard, report", "guard, recall"
 # Bytes of an entry of a key or value.
 ENTRY = 2
-console = Console(highlight=False, soft_wrap=True)
-if not console.is_terminal:
-    console = Console(highlight=False, soft_wrap=True, width=120)
+console = console_of(120)
 
 # A sum of float64 may be off by this.
 ROUNDING = 1e-9
@@ -435,24 +431,10 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> None:
     """Train or load, measure, show, draw."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=far_texts.ROOT / "build" / "held-out")
-    parser.add_argument(
-        "--model", type=Path, help="where the model is, or goes (default: in --out)"
-    )
-    parser.add_argument("--texts", type=int, help="how many of each kind (default: 8)")
-    parser.add_argument("--quick", action="store_true", help="a model that knows next to nothing")
-    parser.add_argument("--threads", type=int, default=1, help="a model this small gains by none")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options, out, model = far_decoder.start(__doc__, console, 8)
     quick = options.quick
-    out = options.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    recipe = far_decoder.QUICK if quick else far_decoder.Recipe()
-    path = options.model or out / "model.safetensors"
-    model = far_decoder.trained(path, recipe, console)
     sizes = (256, 16) if quick else (1536, 64)
-    chosen = passages(options.texts or (1 if quick else 8), *sizes)
+    chosen = passages(options.texts, *sizes)
     console.print(
         f"{len(chosen)} prompts of {sizes[0]} bytes, and the {sizes[1]} bytes after them\n"
     )

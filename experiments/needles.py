@@ -16,13 +16,10 @@ what the question and the answer need. Needs kvpress, and so transformers < 5.3.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -32,8 +29,8 @@ import far_texts
 import numpy as np
 import torch
 from decoder import WINDOW, presses
+from decoder_training import console_of
 from rich import box
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from transformers import DynamicCache
@@ -49,9 +46,7 @@ NEEDLES, LINKS = 16, 3
 LATER = 0.05
 GUARDED = "Certk, guard, recall"
 WHOLE = "the whole cache"
-console = Console(highlight=False, soft_wrap=True)
-if not console.is_terminal:
-    console = Console(highlight=False, soft_wrap=True, width=120)
+console = console_of(120)
 
 
 @dataclass(frozen=True)
@@ -203,24 +198,9 @@ def show(found: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Train or load, measure, show."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=far_texts.ROOT / "build" / "held-out")
-    parser.add_argument(
-        "--model", type=Path, help="where the model is, or goes (default: in --out)"
-    )
-    parser.add_argument("--texts", type=int, help="how many of each task (default: 16)")
-    parser.add_argument("--quick", action="store_true", help="a model that knows next to nothing")
-    parser.add_argument("--threads", type=int, default=1, help="a model this small gains by none")
-    options = parser.parse_args()
-    if find_spec("kvpress") is None:
-        parser.error("kvpress is not installed here (it needs transformers < 5.3)")
-    torch.set_num_threads(options.threads)
-    out = options.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    recipe = far_decoder.QUICK if options.quick else far_decoder.Recipe()
-    model = far_decoder.trained(options.model or out / "model.safetensors", recipe, console)
+    options, out, model = far_decoder.start(__doc__, console, 16, "kvpress")
     model.set_attn_implementation("sdpa")
-    count, length = options.texts or (1 if options.quick else 16), 256 if options.quick else 1536
+    count, length = options.texts, 256 if options.quick else 1536
     chosen = list(needles(count, length))
     console.print(f"{len(chosen)} contexts of {length} bytes, {count} of each task\n")
     with Progress(console=console, transient=True) as bar:

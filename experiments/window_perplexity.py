@@ -16,23 +16,19 @@ is not what is compared: here all scores are computed, and then some are left ou
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-import decoder_training as training
 import numpy as np
 import torch
-from decoder import console, passages, train
+from decoder import console, passages, start
 from rich import box
 from rich.table import Table
 from torch.nn.functional import log_softmax
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.utils.logging import disable_progress_bar
 from window_fit import equal_sizes
 
 import certk_rs as ck
@@ -189,25 +185,13 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> None:
     """Train or load, measure, show."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=training.ROOT / "build" / "decoder")
-    parser.add_argument("--steps", type=int, help="of training (default: minutes)")
-    parser.add_argument("--texts", type=int, help="how many held-out texts (default: 8)")
-    parser.add_argument("--quick", action="store_true", help="a model that knows next to nothing")
-    options = parser.parse_args()
-    recipe = training.QUICK if options.quick else training.Recipe()
-    if options.steps is not None:
-        recipe = replace(recipe, steps=options.steps)
-    out = options.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    disable_progress_bar()
-    model, held = train(out / "model", recipe)
+    options, recipe, model, held = start(__doc__, 8)
     n = recipe.positions // 2
-    chosen = passages(held, options.texts or (2 if options.quick else 8), n, 1)
+    chosen = passages(held, options.texts, n, 1)
     texts = [torch.cat([each.prompt, each.rest], dim=1) for each in chosen]
     found = measure(model, texts, [0.1] if options.quick else list(EPS))
     show(found)
-    (out / "windows.json").write_text(json.dumps(found, indent=1))
+    (options.out / "windows.json").write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
