@@ -101,7 +101,7 @@ def trained(path: Path, recipe: Recipe, console: Console) -> LlamaForCausalLM:
 
 
 def start(
-    doc: str | None, console: Console, most: int, *needed: str
+    doc: str | None, console: Console, most: int, kvpress: bool = False
 ) -> tuple[argparse.Namespace, Path, LlamaForCausalLM]:
     """Read the command line of a script, and train or load its model.
 
@@ -109,7 +109,7 @@ def start(
         doc: Of the script.
         console: Shows the training.
         most: Texts of each kind, unless the command line says otherwise.
-        needed: Packages without which the script ends.
+        kvpress: End the script where kvpress is not installed.
 
     Returns:
         The options, the folder for results, and the model.
@@ -123,9 +123,8 @@ def start(
     parser.add_argument("--quick", action="store_true", help="a model that knows next to nothing")
     parser.add_argument("--threads", type=int, default=1, help="a model this small gains by none")
     options = parser.parse_args()
-    for package in needed:
-        if find_spec(package) is None:
-            parser.error(f"{package} is not installed here")
+    if kvpress and find_spec("kvpress") is None:
+        parser.error("kvpress is not installed here (it needs transformers < 5.3)")
     options.texts = options.texts or (1 if options.quick else most)
     torch.set_num_threads(options.threads)
     out = options.out.resolve()

@@ -198,7 +198,7 @@ def show(found: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Train or load, measure, show."""
-    options, out, model = far_decoder.start(__doc__, console, 16, "kvpress")
+    options, out, model = far_decoder.start(__doc__, console, 16, kvpress=True)
     model.set_attn_implementation("sdpa")
     count, length = options.texts, 256 if options.quick else 1536
     chosen = list(needles(count, length))
