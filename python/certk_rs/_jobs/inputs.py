@@ -46,8 +46,8 @@ class Input:
     identity: tuple[Any, ...]
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Cache]:
-        """Open it; a `CertkError` if it has changed since it was planned."""
+    def read(self) -> Iterator[Cache]:
+        """Open it to be read; a `CertkError` if it has changed since it was planned."""
         with Cache(self.location, self.names, self.layout) as cache:
             cache.file.check_unchanged(self.identity)
             yield cache

@@ -79,7 +79,7 @@ def run_unit(unit: Unit, threads: int | None) -> UnitResult:
     begun = time.monotonic()
     # Asked for and let go of: a file may claim to be of any size.
     np.empty(unit.needs, np.uint8)
-    with unit.input.open() as cache:
+    with unit.input.read() as cache:
         facts = {name: cache.check_tensor(name, lambda _: None) for name in unit.hashes}
         answers: tuple[Answer, ...] = ()
         if unit.ask is not None:
@@ -91,7 +91,7 @@ def run_unit(unit: Unit, threads: int | None) -> UnitResult:
 
 def hash_now(given: Input, tensor: str) -> TensorFacts:
     """Return the facts of a tensor as it is now; raises as a unit does."""
-    with given.open() as cache:
+    with given.read() as cache:
         return cache.check_tensor(tensor, lambda _: None)
 
 

@@ -79,7 +79,7 @@ def assemble(order: Order, chosen: tuple[LayerRecord, ...]) -> Written:
         CertkError: The input has changed since the sets were chosen, or the output is there.
         OSError: The system refuses to read or to write.
     """
-    with order.input.open() as cache:
+    with order.input.read() as cache:
         tensors: dict[str, Form] = {}
         proofs: dict[str, NDArray[Any]] = {}
         for each in chosen:
