@@ -32,6 +32,7 @@ def run(name: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.heavy  # trains a model
 def test_decoder(tmp_path: Path) -> None:
     told = run("decoder.py", "--quick", "--out", tmp_path)
     same, of = map(int, re.search(r"The first (\d+) of (\d+) bytes are the same", told).groups())
@@ -63,6 +64,7 @@ def test_decoder(tmp_path: Path) -> None:
         assert "share of the keys" in (tmp_path / "decoder.svg").read_text()
 
 
+@pytest.mark.heavy  # trains a model
 def test_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 

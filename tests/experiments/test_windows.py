@@ -126,6 +126,7 @@ def test_too_few_lengths_are_refused(tmp_path: Path) -> None:
         window_fit.measure(tmp_path / "short.safetensors", EPS)
 
 
+@pytest.mark.heavy  # trains a model
 def test_window_perplexity(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     told = run("window_perplexity.py", "--quick", "--out", tmp_path)

@@ -70,7 +70,7 @@ def command(*arguments: object) -> list[str]:
 # ----------------------------------------------------------------------------------- the same
 
 
-@pytest.mark.parametrize("unit", ["layer", "head"])
+@pytest.mark.parametrize("unit", ["layer", pytest.param("head", marks=pytest.mark.heavy)])
 def test_the_bytes_are_those_of_the_local_engine(
     unit: str, host: ray_host.Host, caches: Path, local: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -132,6 +132,7 @@ def test_workers_that_are_killed_in_the_middle_change_nothing(
     assert not [path for path in out.iterdir() if path.suffix == ".partial"]
 
 
+@pytest.mark.heavy
 def test_a_file_that_kills_every_worker_fails_alone(host: ray_host.Host, tmp_path: Path) -> None:
     for i in range(3):
         write_cache(tmp_path / "in" / f"{i}.safetensors", seed=i, layers=1)
@@ -244,7 +245,9 @@ def test_the_command_prunes_by_an_address_and_says_nothing_else(
     assert outputs(tmp_path / "out") == local
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["cluster", "own cluster"])
+@pytest.mark.parametrize(
+    "own", [False, pytest.param(True, marks=pytest.mark.heavy)], ids=["cluster", "own cluster"]
+)
 def test_ctrl_c_ends_it_soon_and_it_can_be_resumed(
     own: bool, host: ray_host.Host, tmp_path: Path
 ) -> None:
