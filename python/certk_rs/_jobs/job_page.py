@@ -6,7 +6,7 @@ roundings, and a bound is rounded to the side on which it stays one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR
 from typing import Any
 
@@ -16,6 +16,8 @@ from .job_plots import kept_maps, lost_by_layer, saved_by_output, spread_plot
 
 Row = Mapping[str, Any]
 Marks = Callable[[str], str]
+Cell = Callable[[Row], str]
+"""The text of a row's cell in one column."""
 
 DASH = "–"  # noqa: RUF001 - what is not known, or does not apply
 FEW = 24
@@ -121,6 +123,19 @@ def head(value: int) -> str:
     return "all" if value < 0 else str(value)
 
 
+def of(name: str, form: Callable[[Any], str] = str, mark: str = "") -> Cell:
+    """Return the cells of a column: a figure by its name, formatted, and a mark behind it."""
+    return lambda row: form(row[name]) + mark
+
+
+def tabled(
+    caption: str, rows: Sequence[Row], columns: Mapping[str, Cell], text: Collection[str] = ()
+) -> Table:
+    """Return a table of rows, with the columns by their heads; cut at `MOST` rows."""
+    cells = [[cell(row) for cell in columns.values()] for row in rows[:MOST]]
+    return Table(tuple(columns), cells, caption, text)
+
+
 def _files(n: int) -> str:
     return "1 cache" if n == 1 else f"{count(n)} caches"
 
@@ -156,21 +171,17 @@ def _outcome(report: Mapping[str, Any]) -> Section:
             ],
         ]
     text = [] if total["outputs"] else ["No output was found that could be read."]
-    jobs = [
-        [
-            job["out"],
-            job["state"],
-            job["library"],
-            count(job["inputs"]),
-            seconds(job["seconds"]),
-            megabytes(job["peak_memory"]),
-        ]
-        for job in report["jobs"]
-    ]
     tables = [Table(("what", "how much"), rows)]
-    if jobs:
-        heads = ("directory", "state", "certk_rs", "inputs", "time of its last run", "most memory")
-        tables.append(Table(heads, jobs, "Jobs, by their own record"))
+    if report["jobs"]:
+        columns = {
+            "directory": of("out"),
+            "state": of("state"),
+            "certk_rs": of("library"),
+            "inputs": of("inputs", count),
+            "time of its last run": of("seconds", seconds),
+            "most memory": of("peak_memory", megabytes),
+        }
+        tables.append(tabled("Jobs, by their own record", report["jobs"], columns))
     else:
         text.append(
             "There is no record of a job (.certk) beside the outputs: times, memory and failures "
@@ -180,35 +191,28 @@ def _outcome(report: Mapping[str, Any]) -> Section:
 
 
 def _asked(report: Mapping[str, Any]) -> Section:
-    heads = (
-        *("outputs", "one set per", "eps", "max keep", "keep first", "keep last", "block size"),
-        *("coverage", "hold out", "proof", "guard", "error allowed", "keys in all", "layout"),
-    )
-    rows = [
-        [
-            count(each["outputs"]),
-            each["granularity"],
-            budget(each),
-            number(each["max_keep"]),
-            count(each["keep_first"]),
-            count(each["keep_last"]),
-            count(each["block_size"]),
-            number(each["coverage"]),
-            number(each["holdout"]),
-            each["proof"],
-            each["guard"],
-            number(each["out_tol"]),
-            f"{count(each['size'])}{', hot' if each['hot'] else ''}",
-            each["layout"],
-        ]
-        for each in report["options"]
-    ]
+    columns = {
+        "outputs": of("outputs", count),
+        "one set per": of("granularity"),
+        "eps": budget,
+        "max keep": of("max_keep", number),
+        "keep first": of("keep_first", count),
+        "keep last": of("keep_last", count),
+        "block size": of("block_size", count),
+        "coverage": of("coverage", number),
+        "hold out": of("holdout", number),
+        "proof": of("proof"),
+        "guard": of("guard"),
+        "error allowed": of("out_tol", number),
+        "keys in all": lambda row: f"{count(row['size'])}{', hot' if row['hot'] else ''}",
+        "layout": of("layout"),
+    }
     requests = [
         [name, DASH if value is None else str(value)]
         for job in report["jobs"]
         for name, value in job["request"].items()
     ]
-    tables = [Table(heads, rows[:MOST], "By the certificates of the outputs")]
+    tables = [tabled("By the certificates of the outputs", report["options"], columns)]
     if requests:
         tables.append(Table(("option", "value"), requests, "As the job was asked", {"value"}))
     return Section("Options", [], (), tables, "options")
@@ -219,25 +223,18 @@ def _sizes(report: Mapping[str, Any]) -> Section | None:
     if not outputs:
         return None
     total = report["totals"]
-    heads = (
-        *("output", "keys and values before", "after, proof included", "saved", "indices, proof"),
-        *("guard", "keys kept", "of", "share", "time of workers"),
-    )
-    rows = [
-        [
-            each["output"],
-            megabytes(each["cache_bytes"]),
-            megabytes(each["output_bytes"]),
-            share(each["saved"]),
-            megabytes(each["proof_bytes"]),
-            megabytes(each["guard_bytes"]),
-            count(each["kept"]),
-            count(each["total"]),
-            share(each["kept_share"]),
-            seconds(each["seconds"]),
-        ]
-        for each in outputs
-    ]
+    columns = {
+        "output": of("output"),
+        "keys and values before": of("cache_bytes", megabytes),
+        "after, proof included": of("output_bytes", megabytes),
+        "saved": of("saved", share),
+        "indices, proof": of("proof_bytes", megabytes),
+        "guard": of("guard_bytes", megabytes),
+        "keys kept": of("kept", count),
+        "of": of("total", count),
+        "share": of("kept_share", share),
+        "time of workers": of("seconds", seconds),
+    }
     guard = f", {megabytes(total['guard_bytes'])} are guards" if total["guard_bytes"] else ""
     text = [
         f"{megabytes(total['cache_bytes'])} of keys and values became "
@@ -246,8 +243,8 @@ def _sizes(report: Mapping[str, Any]) -> Section | None:
         f"{megabytes(total['input_bytes'])} with all their tensors.",
     ]
     plots = [saved_by_output(outputs)] if len(outputs) > 1 else []
-    return Section("Sizes", _cut(text, outputs), plots, [Table(heads, rows[:MOST], "By output")],
-                   "sizes")  # fmt: skip
+    tables = [tabled("By output", outputs, columns)]
+    return Section("Sizes", _cut(text, outputs), plots, tables, "sizes")
 
 
 def _kept(report: Mapping[str, Any]) -> Section | None:
@@ -263,50 +260,33 @@ def _kept(report: Mapping[str, Any]) -> Section | None:
     smaller = total["gap"] is None and total["lower_bound"] is not None
     # Beside fewer kept keys "at least needed" would read as a contradiction.
     needed = "needed at the smaller budget" if smaller else "at least needed"
-    heads = (
-        *("layer", "sets", "kept", "of", "share", needed, "gap", "budget"),
-        *("worst tail mass", "in output"),
-    )
-    rows = [
-        [
-            str(each["layer"]),
-            count(each["sets"]),
-            count(each["kept"]),
-            count(each["total"]),
-            share(each["kept_share"]),
-            count(each["lower_bound"]) + marks("lower_bound"),
-            count(each["gap"]) + marks("lower_bound"),
-            budget(each),
-            _worst(each, marks),
-            each["worst_output"] or DASH,
-        ]
-        for each in report["layers"]
-    ]
-    set_heads = (
-        *("layer", "kv head", "sets", "kept", "of", "share", "least share", "largest share"),
-        *(needed, "gap", "budget", "worst tail mass", "in output"),
-    )
-    set_rows = [
-        [
-            str(each["layer"]),
-            head(each["head"]),
-            count(each["sets"]),
-            count(each["kept"]),
-            count(each["total"]),
-            share(each["kept_share"]),
-            share(each["least_kept_share"]),
-            share(each["most_kept_share"]),
-            count(each["lower_bound"]) + marks("lower_bound"),
-            count(each["gap"]) + marks("lower_bound"),
-            budget(each),
-            _worst(each, marks),
-            each["worst_output"] or DASH,
-        ]
-        for each in report["sets"]
-    ]
+    bound = marks("lower_bound")
+    layer, head_of = {"layer": of("layer")}, {"kv head": of("head", head)}
+    kept = {
+        "sets": of("sets", count),
+        "kept": of("kept", count),
+        "of": of("total", count),
+        "share": of("kept_share", share),
+    }
+    shares = {
+        "least share": of("least_kept_share", share),
+        "largest share": of("most_kept_share", share),
+    }
+    bounds: dict[str, Cell] = {
+        needed: of("lower_bound", count, bound),
+        "gap": of("gap", count, bound),
+        "budget": budget,
+        "worst tail mass": lambda row: _worst(row, marks),
+        "in output": lambda row: row["worst_output"] or DASH,
+    }
     tables = [
-        Table(heads, rows[:MOST], "By layer, all outputs together", IN),
-        Table(set_heads, set_rows[:MOST], "By layer and kv head, all outputs together", IN),
+        tabled("By layer, all outputs together", report["layers"], layer | kept | bounds, IN),
+        tabled(
+            "By layer and kv head, all outputs together",
+            report["sets"],
+            layer | head_of | kept | shares | bounds,
+            IN,
+        ),
     ]
     sized = _sized(report["outputs"])
     if sized:
@@ -315,25 +295,23 @@ def _kept(report: Mapping[str, Any]) -> Section | None:
             "together they are more than was allowed, so no worst tail mass is less than that."
         )
     tables += sized
-    return Section("Keys kept, and lower bounds", _cut(text, report["sets"]),
-                   kept_maps(report["sets"]), tables, "kept")  # fmt: skip
+    plots = kept_maps(report["sets"])
+    return Section("Keys kept, and lower bounds", _cut(text, report["sets"]), plots, tables, "kept")
 
 
 def _sized(outputs: Sequence[Row]) -> list[Table]:
     """Return the worst row's loss at a given number of keys, and the least possible one."""
-    rows = [
-        [
-            each["output"],
-            count(each["size"]),
-            count(each["kept"]),
-            up(each["worst_tail_mass"]) + _mark(each, "worst_tail_mass"),
-            down(each["worst_at_least"]) + _mark(each, "worst_at_least"),
-        ]
-        for each in outputs
-        if each["size"] is not None and not each["hot"]
-    ]
-    heads = ("output", "keys allowed", "kept", "worst tail mass", "no less is possible than")
-    return [Table(heads, rows[:MOST], "Outputs with a size for a target")] if rows else []
+    sized = [each for each in outputs if each["size"] is not None and not each["hot"]]
+    columns: dict[str, Cell] = {
+        "output": of("output"),
+        "keys allowed": of("size", count),
+        "kept": of("kept", count),
+        "worst tail mass": lambda row: up(row["worst_tail_mass"]) + _mark(row, "worst_tail_mass"),
+        "no less is possible than": lambda row: (
+            down(row["worst_at_least"]) + _mark(row, "worst_at_least")
+        ),
+    }
+    return [tabled("Outputs with a size for a target", sized, columns)] if sized else []
 
 
 def _masses(report: Mapping[str, Any]) -> Section | None:
@@ -402,38 +380,38 @@ def _held_out(report: Mapping[str, Any]) -> Section | None:
         "probability that a query drawn like those of the file loses more than the budget; it is "
         "that of the one set where it is largest. It says nothing about queries of another kind.",
     ]
-    heads = (
-        *("layer", "kv head", "sets", "queries held out", "over budget"),
-        "probability at most, in the worst set",
-    )
-    rows = [
-        [
-            str(each["layer"]),
-            head(each["head"]),
-            count(each["sets"]),
-            count(each["held_out_queries"]) + marks("held_out_queries"),
-            between(each["held_out_violations_low"], each["held_out_violations_high"])
-            + marks("held_out_violations"),
-            share_up(each["held_out_high"]) + marks("held_out_violations"),
-        ]
-        for each in sets
-    ]
     outputs = [each for each in report["outputs"] if each["held_out_queries"]]
-    of_output = [
-        [
-            each["output"],
-            count(each["held_out_queries"]) + _mark(each, "held_out_queries"),
-            between(each["held_out_violations_low"], each["held_out_violations_high"])
-            + _mark(each, "held_out_violations"),
-            share_up(each["held_out_high"]) + _mark(each, "held_out_violations"),
-        ]
-        for each in outputs
-    ]
+    place = {"layer": of("layer"), "kv head": of("head", head), "sets": of("sets", count)}
     tables = [
-        Table(heads, rows[:MOST], "Held-out queries by layer and kv head"),
-        Table(("output", *heads[3:]), of_output[:MOST], "Held-out queries by output"),
+        tabled("Held-out queries by layer and kv head", sets, place | _held_out_columns(marks)),
+        tabled(
+            "Held-out queries by output",
+            outputs,
+            {"output": of("output")} | _held_out_columns(None),
+        ),
     ]
     return Section("Queries held out", _cut(text, outputs), (), tables, "held-out")
+
+
+def _held_out_columns(marks: Marks | None) -> dict[str, Cell]:
+    """Return the columns about held-out queries, with the marks of all outputs or of the row."""
+
+    def marked(row: Row, text: str, name: str) -> str:
+        return text + (_mark(row, name) if marks is None else marks(name))
+
+    return {
+        "queries held out": lambda row: marked(
+            row, count(row["held_out_queries"]), "held_out_queries"
+        ),
+        "over budget": lambda row: marked(
+            row,
+            between(row["held_out_violations_low"], row["held_out_violations_high"]),
+            "held_out_violations",
+        ),
+        "probability at most, in the worst set": lambda row: marked(
+            row, share_up(row["held_out_high"]), "held_out_violations"
+        ),
+    }
 
 
 def _left_out(report: Mapping[str, Any]) -> Section | None:
@@ -449,41 +427,32 @@ def _left_out(report: Mapping[str, Any]) -> Section | None:
         if total["rows_left_out"]
         else "Coverage was asked for, and leaves out no row."
     ]
-    rows = [
-        [
-            str(each["layer"]),
-            count(each["rows"]),
-            count(each["rows_left_out"]),
-            up(each["worst_left_out"]),
-        ]
-        for each in report["layers"]
-    ]
-    table = Table(("layer", "promised", "left out", "worst of these"), rows[:MOST], "Left out")
+    columns = {
+        "layer": of("layer"),
+        "promised": of("rows", count),
+        "left out": of("rows_left_out", count),
+        "worst of these": of("worst_left_out", up),
+    }
+    table = tabled("Left out", report["layers"], columns)
     return Section("Rows left out", text, (), [table], "left-out")
 
 
 def _worst_rows(report: Mapping[str, Any]) -> Section | None:
     named = {"promised": "Promised", "held_out": "Held out", "left_out": "Left out"}
-    heads = ("output", "layer", "query head", "query", "tail mass from", "to", "budget")
+    columns = {
+        "output": of("output"),
+        "layer": of("layer"),
+        "query head": of("head"),
+        "query": of("query", count),
+        "tail mass from": of("tail_mass_lower", down),
+        "to": of("tail_mass_upper", up),
+        "budget": of("eps", number),
+    }
+    worst = report["worst_rows"]
     tables = [
-        Table(
-            heads,
-            [
-                [
-                    row["output"],
-                    str(row["layer"]),
-                    str(row["head"]),
-                    count(row["query"]),
-                    down(row["tail_mass_lower"]),
-                    up(row["tail_mass_upper"]),
-                    number(row["eps"]),
-                ]
-                for row in report["worst_rows"][kind]
-            ],
-            f"{name}: the rows that lose most",
-        )
+        tabled(f"{name}: the rows that lose most", worst[kind], columns)
         for kind, name in named.items()
-        if report["worst_rows"][kind]
+        if worst[kind]
     ]
     if not tables:
         return None
