@@ -1,4 +1,4 @@
-//! Which keys of a row matter, and what is lost without the others: `cargo run --release --example select`.
+//! Keys that matter in rows of scores, and the mass lost without the others: `cargo run --release --example select`.
 
 use certk_rs::{CertifyOptions, Keep, Options, Scores, certify, select};
 

@@ -1,4 +1,4 @@
-//! What a host does to calls: ends them, lends them its pool, limits their memory.
+//! Calls under a host that ends them, lends them its pool or limits their memory.
 
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,9 @@ fn gaussian(count: usize, sigma: f64) -> Vec<f32> {
         .collect()
 }
 
-/// Whether an emulator stands in for the processor, as `make test-aarch64` says: its time says nothing, and there is too little
-/// of it for long rows. That calls end when they are told to is asked there too.
+/// Returns `true` if an emulator stands in for the processor, as `make test-aarch64` says.
+///
+/// Times mean nothing there, and long rows take too long. Calls must end there, too, when they are told to.
 fn emulated() -> bool {
     std::env::var_os("CERTK_EMULATED").is_some()
 }
@@ -36,9 +37,9 @@ type Call<'c> = &'c dyn Fn() -> Result<String, Error>;
 /// Between the two readings around the raising of a flag, at most.
 const NEAR: Duration = Duration::from_micros(500);
 
-/// How much is worked on calls after they are told to stop, at worst, how many of them did not end by themselves before, and how long
-/// one takes that is not told to. It is the time of all processors that is counted: time on a clock would say as much of other
-/// processes.
+/// Returns the most work after a call is told to stop, the number of stops measured, and the time of a whole call.
+///
+/// Work is counted in the time of all processors, since time on a clock would also tell of other processes.
 fn overtime(work: Work<'_>) -> (Duration, usize, Duration) {
     let moments = if emulated() { 2 } else { 6 };
     let begun = Instant::now();

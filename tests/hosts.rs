@@ -18,7 +18,7 @@ fn host() -> ThreadPool {
     ThreadPoolBuilder::new().num_threads(2).build().unwrap()
 }
 
-/// What does not end within two minutes does not end: the calls below take a second or two.
+/// Runs some work, and panics if it does not end within two minutes. The calls below take a second or two.
 fn in_time(work: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let thread = std::thread::spawn(move || {

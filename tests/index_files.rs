@@ -144,7 +144,7 @@ fn reading_and_writing_can_be_stopped() {
     });
 }
 
-/// What a reader or a writer says comes as one kind of error, as do damages of the file.
+/// Failures of a reader or a writer come as `Error::File` and keep their kind.
 #[test]
 fn readers_and_writers_that_fail_say_so() {
     struct Full;

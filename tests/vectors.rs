@@ -59,7 +59,7 @@ fn positions(value: &Value) -> Vec<i64> {
     value.as_array().unwrap().iter().map(|v| v.as_i64().unwrap()).collect()
 }
 
-/// Whether a reported interval holds the true mass, which lies between two neighbouring floats.
+/// Returns `true` if a reported interval holds the true mass, which lies between two neighbouring floats.
 fn holds_mass(mass: &Value, lower: f64, upper: f64) -> bool {
     lower <= float(&mass["bits"][0]) && float(&mass["bits"][1]) <= upper
 }

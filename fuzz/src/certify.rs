@@ -109,7 +109,7 @@ impl Given {
         }
     }
 
-    /// Whether lists begin and end where they should.
+    /// Returns `true` if the bounds of the lists begin at 0, never fall and end at the number of entries. A mask has none.
     fn is_list(&self) -> bool {
         let (indptr, listed) = match self {
             Given::Mask(..) => return true,

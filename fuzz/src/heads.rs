@@ -123,7 +123,7 @@ impl Matrices {
     }
 }
 
-/// What rows of queries may see of keys.
+/// Limits on the keys that rows of queries see.
 #[derive(Debug)]
 pub(crate) struct Sight {
     pub(crate) causal: bool,

@@ -1,7 +1,7 @@
-//! What is asked of the library with inputs that a fuzzer makes up, and what is true of the answers by other means.
+//! Fuzz targets: the library is called with inputs that a fuzzer makes up, and its answers are judged by other means.
 //!
 //! Each target is a function of bytes that panics where an answer is wrong. Truths are computed here, in plain f64 with wide
-//! margins, and for rows of a few keys in wide integers; nothing of the library is used for them.
+//! margins, and for rows of a few keys in wide integers. Nothing of the library is used for them.
 
 // Counts are small and never negative.
 #![allow(clippy::cast_sign_loss)]

@@ -188,7 +188,7 @@ impl Rows {
         Some(indptr[row] as usize..indptr[row + 1] as usize)
     }
 
-    /// Whether something is added to scores.
+    /// Returns `true` if a mask adds biases to the scores.
     pub(crate) fn is_biased(&self) -> bool {
         matches!(&self.mask, Some(Laid { what: What::Biases(_), .. }))
     }

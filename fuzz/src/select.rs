@@ -8,7 +8,7 @@ use super::rows::Rows;
 use super::tape::Tape;
 use super::truth::Row;
 
-/// What is asked for beside the budget, as numbers.
+/// Options of a selection beside its budget, as plain values.
 #[derive(Debug, Clone, Copy)]
 struct Asked {
     min_keep: usize,
@@ -68,7 +68,7 @@ impl Asked {
         }
     }
 
-    /// Which keys are kept in any case.
+    /// Returns a flag for each key: `true` if it is kept in any case, as one of the first or last visible ones.
     fn forced(&self, row: &Row) -> Vec<bool> {
         let seen: Vec<usize> = (0..row.keys.len()).filter(|&j| row.visible[j]).collect();
         let mut forced = vec![false; row.keys.len()];
@@ -109,7 +109,7 @@ pub(crate) fn set_level(tape: &mut Tape<'_>) {
     }
 }
 
-/// Whether two answers are one, also where an error tells of a NaN.
+/// Returns `true` if two answers are the same. Errors are compared as text, since they may hold a NaN.
 pub(crate) fn same<T: PartialEq>(a: &Result<T, Error>, b: &Result<T, Error>) -> bool {
     match (a, b) {
         (Err(a), Err(b)) => a.to_string() == b.to_string(),
@@ -280,11 +280,11 @@ fn judge(rows: &Rows, row: &Row, found: &Selection, i: usize, eps: f64, asked: A
     }
 }
 
-/// What is kept as a whole: keys, or blocks of them.
+/// Units that are kept as a whole: keys, or blocks of them.
 struct Units<'a> {
     row: &'a Row,
     block: usize,
-    /// How many are kept in any case.
+    /// Number of units that are kept in any case.
     forced: usize,
     order: Vec<usize>,
 }
@@ -301,7 +301,7 @@ impl<'a> Units<'a> {
         Units { row, block, forced: held.iter().filter(|held| **held).count(), order }
     }
 
-    /// How many hold a key that is kept.
+    /// Returns the number of units that hold a kept key.
     fn kept(&self, kept: &[bool]) -> usize {
         kept.chunks(self.block).filter(|unit| unit.contains(&true)).count()
     }

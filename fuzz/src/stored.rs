@@ -13,7 +13,7 @@ pub(crate) enum Stored {
     Bf16(Vec<bf16>),
 }
 
-/// What stands out where it is put: what is no number, what is none to speak of, and the ends of ranges.
+/// Unusual numbers: NaN, infinities, zeros, subnormals, the ends of ranges and a few more.
 const ODD: [f64; 20] = [
     f64::NAN,
     f64::INFINITY,
@@ -108,7 +108,7 @@ impl Stored {
         }
     }
 
-    /// What is stored, exactly.
+    /// Returns the stored numbers in f64, exactly.
     pub(crate) fn wide(&self) -> Vec<f64> {
         match self {
             Stored::F32(list) => list.iter().map(|&x| x.into()).collect(),
@@ -129,7 +129,7 @@ impl Stored {
         }
     }
 
-    /// Which of the four it is.
+    /// Returns the place of the number type in the enumeration, from 0.
     pub(crate) fn dtype(&self) -> usize {
         match self {
             Stored::F32(_) => 0,

@@ -1,6 +1,6 @@
 //! Bytes read as decisions; a tape that has ended goes on with zeros.
 
-/// What is left of an input.
+/// Bytes of an input that are not read yet.
 pub(crate) struct Tape<'a>(&'a [u8]);
 
 impl<'a> Tape<'a> {
@@ -38,7 +38,7 @@ impl<'a> Tape<'a> {
         if n <= 256 { usize::from(self.u8()) % n } else { usize::from(self.u16()) % n }
     }
 
-    /// Whether one in so many times.
+    /// Returns `true` about once in `times` calls.
     pub(crate) fn rarely(&mut self, times: usize) -> bool {
         self.below(times) == times - 1
     }

@@ -1,4 +1,5 @@
-//! What is true of a row: weights and what sets of its keys lose, in f64 with a margin, and exactly for a few keys.
+//! The truth about a row: its weights, and the mass that sets of its keys lose. It is computed in f64 with a margin, and
+//! exactly for a few keys.
 
 use certk_rs::Kind;
 
@@ -7,7 +8,7 @@ use super::exact::{self, Real};
 /// A key as it stands in an input.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Key {
-    /// Whether masks and lengths show it.
+    /// `true` if no mask, length or causal limit hides the key.
     pub(crate) shown: bool,
     pub(crate) number: f64,
     pub(crate) bias: f64,
@@ -20,15 +21,15 @@ pub(crate) struct Row {
     kind: Kind,
     scale: f64,
     radius: f64,
-    /// Whether a key may be kept at all: shown, and with some weight by definition.
+    /// For each key, `true` if it may be kept: it is shown, and its weight is not zero by definition.
     pub(crate) visible: Vec<bool>,
     /// The largest weighs 1; 0 where a key is not visible.
     pub(crate) weights: Vec<f64>,
-    /// How far weights may be off, relatively.
+    /// Bound on the relative error of the weights.
     pub(crate) blur: f64,
-    /// Whether a shown key holds what is no score.
+    /// `true` if a shown key holds a number that is no score or probability.
     pub(crate) bad: bool,
-    /// How large terms are whose sum is a score.
+    /// Largest magnitude of a term of a biased score, over keys of some weight; 0 if no score is biased.
     pub(crate) size: f64,
 }
 
@@ -127,12 +128,12 @@ impl Row {
         self.visible.iter().filter(|seen| **seen).count()
     }
 
-    /// Whether anything can be said about masses.
+    /// Returns `true` if the weights are precise enough to judge masses.
     pub(crate) fn is_known(&self) -> bool {
         self.blur < 1e-3
     }
 
-    /// What is lost if only some are kept: as it is, and the least and most that it may be within the radius.
+    /// Returns an interval of the mass lost if only some keys are kept. It holds for all scores within the radius.
     pub(crate) fn lost(&self, kept: impl Fn(usize) -> bool) -> Lost {
         let (mut tail, mut head) = (0.0, 0.0);
         for (j, &weight) in self.weights.iter().enumerate() {
@@ -199,7 +200,7 @@ impl Exact {
         exact::tail(&self.weights, |i| kept(self.seen[i]))
     }
 
-    /// What the best `k` leave.
+    /// Returns the share that the best `k` leave.
     pub(crate) fn least(&self, k: usize) -> exact::Share {
         exact::least_tail(&self.weights, k)
     }

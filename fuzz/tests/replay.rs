@@ -1,4 +1,4 @@
-//! What the fuzzer found worth keeping, and inputs that are random, by any compiler and in little time.
+//! Runs of the fuzz targets over the kept seeds and over random inputs, by any compiler and in little time.
 
 use std::path::Path;
 

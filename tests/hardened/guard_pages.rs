@@ -120,7 +120,7 @@ fn on_each_level<T: Copy + Send + Sync>(
 
 const ENDS: [Place; 2] = [Place::Before(0), Place::Behind(0)];
 
-/// What is said of a row in all the ways in which rows are read.
+/// Answers about rows, as text, in all the ways in which rows are read.
 #[derive(Debug, PartialEq)]
 struct Said(Vec<String>);
 

@@ -6,14 +6,14 @@ use std::ptr::{NonNull, null_mut};
 /// Pages that may be read and written, with one on either side that may not: who reads a byte beyond what is put at an end is
 /// stopped by the system.
 pub(crate) struct Guarded {
-    /// Where the first page begins, which may not be touched.
+    /// Start of the first page, which may not be touched.
     base: NonNull<u8>,
     page: usize,
     /// Bytes between.
     len: usize,
 }
 
-/// Where a list is put.
+/// Place of a list between the pages that may not be touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Directly behind a page that may not be touched, but for so many elements.

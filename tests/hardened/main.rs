@@ -1,4 +1,4 @@
-//! What is asked of the whole: inputs that end where memory ends, properties that hold for all inputs, and what a fuzzer found.
+//! Inputs that end where memory ends, so that a read beyond them ends the process.
 
 #[cfg(unix)]
 mod guard_pages;

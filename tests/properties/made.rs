@@ -37,7 +37,8 @@ pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| (0..12).map(|_| uniform()).sum::<f64>() as f32).collect()
 }
 
-/// How many cases: fewer where an emulator stands in for the processor, as `make test-aarch64` says.
+/// Returns a configuration of so many cases. They are fewer where an emulator stands in for the processor, as
+/// `make test-aarch64` says.
 pub(crate) fn cases(many: u32) -> ProptestConfig {
     let emulated = std::env::var_os("CERTK_EMULATED").is_some();
     ProptestConfig::with_cases(if emulated { many.div_ceil(50) } else { many })

@@ -1,4 +1,4 @@
-//! What holds of any input, over inputs that are made up and made smaller where something does not hold.
+//! Properties that hold for any input. Inputs are made up, and made smaller where a property fails.
 
 // Counts are small and never negative.
 #![allow(clippy::cast_sign_loss)]

@@ -1,4 +1,4 @@
-//! What is lost, in f64 with a wide margin.
+//! Lost masses, in f64 with a wide margin.
 
 /// Sums of some thousand terms in f64 are better than this by far.
 const MARGIN: f64 = 1e-11;

@@ -246,7 +246,7 @@ fn ordinary_rows() {
     }
 }
 
-/// What is dropped lies on the other side of what is kept: the bound is at most twice the error.
+/// Dropped values on the other side of the kept ones: the bound is at most twice the error.
 #[test]
 fn dropped_values_far_from_the_kept_ones() {
     let (n, dim) = (400, 4);

@@ -9,7 +9,7 @@ use certk_rs::{Keep, Kind, Mask, OutputOptions, Scores, Values, output_error, se
 use crate::exact::{Average, Random, Real, Share, flags, least_tail, ranked, reals, tail, weights};
 use crate::rows::Stored;
 
-/// What two levels lose: the larger `k` times, the smaller `n - k` times.
+/// Returns the share that `n - k` scores of `low` have beside `k` scores of `high`.
 fn of_levels(n: usize, k: usize, high: &Real, low: &Real) -> Share {
     let scores: Vec<Real> = (0..n).map(|i| if i < k { high } else { low }.clone()).collect();
     tail(&weights(&scores), |i| i < k)

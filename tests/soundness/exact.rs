@@ -1,4 +1,4 @@
-//! What is true of rows, in wide integers. It shares no code with the library.
+//! The truth about rows, in wide integers. It shares no code with the library.
 //!
 //! A real number is an integer in units of 2^-1216: sums and products of ordinary floats are exact in it, and exponentials are
 //! off by less than 2^-1180.
@@ -203,7 +203,7 @@ impl Average {
         Average { sums, whole }
     }
 
-    /// Whether a vector is at most so far from it.
+    /// Returns `true` if a vector is at most `bound` from the average, in the Euclidean norm.
     pub(crate) fn is_within(&self, vector: &[f64], bound: f64) -> bool {
         let whole = &self.whole.0;
         let square = self.sums.iter().zip(vector).map(|(sum, &entry)| {
@@ -214,7 +214,7 @@ impl Average {
         square.sum::<BigInt>() <= &most * &most
     }
 
-    /// Whether another average is at most so far from it.
+    /// Returns `true` if another average is at most `bound` from this one, in the Euclidean norm.
     pub(crate) fn is_near(&self, other: &Average, bound: f64) -> bool {
         let whole = &self.whole.0 * &other.whole.0;
         let square = self.sums.iter().zip(&other.sums).map(|(a, b)| {

@@ -61,7 +61,7 @@ impl Kept {
         }
     }
 
-    /// What it says is true of exactly these keys.
+    /// Checks that the answers of the index are true of exactly these keys.
     fn judge(&self, queries: &[f32], over: Over) {
         let (all, n) = (self.all(), self.len());
         let (shape, rows) = ([2, n, DIM], [2, 1, DIM]);
@@ -101,7 +101,7 @@ impl Kept {
         }
     }
 
-    /// How wide the intervals are that its codes alone give.
+    /// Returns the widths of the intervals of the log-mass that the codes alone give.
     fn widths(index: &KeyIndex<'_>, queries: &[f32]) -> Vec<f64> {
         let rows = [2, queries.len() / 2 / DIM, DIM];
         let masses = index.log_mass(&vectors(queries, &rows), &RecallOptions::new()).unwrap();

@@ -1,4 +1,4 @@
-//! What is certified, against what is true: every answer of the public functions beside exact arithmetic.
+//! Soundness of certificates: every answer of the public functions is compared with exact arithmetic.
 
 // Counts are small and never negative, and bytes are counted in a few hundred.
 #![allow(clippy::cast_sign_loss, clippy::naive_bytecount)]

@@ -1,4 +1,4 @@
-//! How often confidence bounds fail, by trying every sample, and tail masses from many seeds.
+//! Failure rates of confidence bounds, by trying every sample, and tail masses from many seeds.
 
 use certk_rs::montecarlo::{Confidence, Method, TailOptions, mean_bounds, tail_mass};
 use certk_rs::{Keep, Scores};

@@ -473,8 +473,10 @@ fn biased_scores_within_a_radius() {
     }
 }
 
-/// Whether `sqrt(tau/(1-tau)) sqrt(Var_P - (1-tau) Var_S)` is at most so much: its square is, with sums over kept (S) and
-/// dropped (T) weights w and points v, `[(S + T) S (T sum_T w v^2 - (sum_T w v)^2) + (S sum_T w v - T sum_S w v)^2] / (S (S + T))^2`.
+/// Returns `true` if `sqrt(tau/(1-tau)) sqrt(Var_P - (1-tau) Var_S)` is at most `bound`.
+///
+/// Squares are compared. With sums over kept (S) and dropped (T) weights w and points v, the left one is
+/// `[(S + T) S (T sum_T w v^2 - (sum_T w v)^2) + (S sum_T w v - T sum_S w v)^2] / (S (S + T))^2`.
 fn spread_is_within(weights: &[Real], points: &[f64], d: usize, kept: &[bool], bound: f64) -> bool {
     let sum = |keep: bool, term: &dyn Fn(usize) -> Real| -> Real {
         (0..kept.len()).filter(|&i| kept[i] == keep).map(|i| weights[i].times(&term(i))).sum()

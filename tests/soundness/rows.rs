@@ -36,7 +36,7 @@ impl Stored {
         }
     }
 
-    /// What is stored, exactly.
+    /// Returns the stored numbers in f64, exactly.
     pub(crate) fn wide(&self) -> Vec<f64> {
         match self {
             Stored::F32(row) => row.iter().map(|&x| x.into()).collect(),
@@ -46,7 +46,7 @@ impl Stored {
         }
     }
 
-    /// How far certified masses may lie apart, relatively: what the passes set aside and some more.
+    /// Returns the relative slack of certified masses: the roundings that the passes set aside, and some more.
     pub(crate) fn slack(&self) -> f64 {
         if let Stored::F64(_) = self { 1e-11 } else { 2e-4 }
     }
@@ -227,7 +227,7 @@ fn tails_far_below_the_largest_score() {
     }
 }
 
-/// What is kept in any case, whole blocks, and limits.
+/// Sets with keys that are kept in any case, of whole blocks, and with limits on their size.
 #[test]
 fn sets_with_conditions() {
     let mut random = Random::new(4);

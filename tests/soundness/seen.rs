@@ -4,7 +4,7 @@ use certk_rs::{IndexOptions, KeyIndex, Over, Rule, SearchOptions, SearchResult, 
 
 use crate::exact::{Random, Real, flags, least_tail, product, ranked, reals, tail, weights};
 
-/// What is asked of an index, and which keys each row sees.
+/// Keys and queries of a search, and the keys that each row sees.
 struct Asked<'a> {
     keys: &'a [f32],
     queries: &'a [f32],
@@ -136,7 +136,7 @@ fn every_rule_over_what_rows_see() {
     assert!(fewer.iter().all(|&count| count > 40) && empty > 5, "{fewer:?} {empty}");
 }
 
-/// What a row does not see has no part in its answer: also where it would outweigh all else.
+/// Keys that a row does not see have no part in its answer, even one that would outweigh all others.
 #[test]
 fn hidden_keys_change_nothing() {
     let mut random = Random::new(62);

@@ -16,7 +16,7 @@ fn vectors<'a>(data: &'a [f32], shape: &'a [usize]) -> Vectors<'a> {
     Vectors::new("keys", data, shape).unwrap()
 }
 
-/// What an index of two heads says of one query for each.
+/// Checks an index of two heads against its keys. Returns its answer to one query for each head.
 fn ask(index: &KeyIndex<'_>, heads: &[Vec<f32>; 2], queries: &[f32]) -> SearchResult {
     let n = index.len();
     let keys: Vec<f32> = heads.iter().flat_map(|head| &head[..n * DIM]).copied().collect();

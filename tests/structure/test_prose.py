@@ -22,7 +22,18 @@ COUNTED = [page for page in PAGES if "/" not in page or page.startswith("docs/")
 QUESTION = re.compile(r"(?:What|How|Whether|Which|Why)\b")
 LONGEST = 30
 # Folders whose docstrings begin plainly, with all below them.
-PLAIN = ["benches", "crates", "docs", "experiments", "packaging", "python", "src"]
+PLAIN = [
+    "benches",
+    "crates",
+    "docs",
+    "examples",
+    "experiments",
+    "fuzz",
+    "packaging",
+    "python",
+    "src",
+    "tests",
+]
 
 
 def prose(text: str) -> Iterator[str]:

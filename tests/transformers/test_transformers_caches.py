@@ -116,7 +116,7 @@ def test_capturing_leaves_frozen_parts_frozen(tmp_path: Path) -> None:
 
 
 def test_writers_do_not_write_over_each_other(tmp_path: Path) -> None:
-    """Who is ready first has the name; the other is told, and leaves nothing."""
+    """The writer that is ready first has the name. The other is told, and leaves nothing."""
     model, path = zoo.build("llama"), tmp_path / "cache.safetensors"
     written = []
 

@@ -165,7 +165,7 @@ def test_other_tensors_take_the_place_of_what_was_written_to(tmp_path: Path) -> 
 
 @mapped
 def test_a_copy_notices_what_has_gone_since(tmp_path: Path) -> None:
-    """Who wrote is no more, or shows the files by another map, since they have grown."""
+    """The writer is gone, or maps the files anew because they have grown."""
     for gone in (True, False):
         model = model_of()
         cache = filled(model, offload=tmp_path)

@@ -79,7 +79,7 @@ fn delete(app: &App, asked: &Asked<()>) -> Result<()> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Append {
-    /// How many keys there are before, so that a request that may have come through can be sent again.
+    /// Number of keys before the append. With it, a request that may have come through can be sent again.
     at: Option<usize>,
 }
 
