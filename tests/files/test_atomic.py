@@ -73,9 +73,12 @@ def test_a_new_file_replaces_nothing(tmp_path: Path) -> None:
         race(None)
 
 
-def test_a_new_file_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.ENOTSUP, 524])
+def test_a_new_file_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def no_links(*_: object) -> None:
-        raise OSError(errno.EPERM, "no links here")
+        raise OSError(number, "no links here")
 
     monkeypatch.setattr(os, "link", no_links)
     path = tmp_path / "new"
@@ -281,47 +284,37 @@ def test_a_partial_file_that_was_taken_away_is_an_error(
     assert len(left) == (meddling != "removed")  # that one is somebody else's
 
 
-def test_a_partial_file_that_changes_hands_before_the_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def swapped(partial: Path, _: Path) -> None:
-        partial.unlink()
-        partial.write_text("half")
-        without_links()
+def swapped(partial: Path, _: Path) -> None:
+    partial.unlink()
+    partial.write_text("half")
+    without_links()
 
-    monkeypatch.setattr(os, "link", swapped)
-    with pytest.raises(CertkError, match="removed or replaced meanwhile"):
+
+def taken(_: Path, path: Path) -> None:
+    path.write_text("faster")
+    without_links()
+
+
+def exchanged(_: Path, path: Path) -> None:
+    path.write_text("half")
+
+
+@pytest.mark.parametrize(
+    ("link", "message", "left"),
+    [
+        (swapped, "removed or replaced meanwhile", {".partial": "half"}),
+        (taken, "exists already", {"out": "faster"}),
+        # A file exchanged after the last look is found, where links go by name.
+        (exchanged, "is not the file that was written", {"out": "half"}),
+    ],
+)
+def test_files_that_change_hands_while_they_are_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: Any, message: str, left: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(CertkError, match=message):
         write_text(tmp_path / "out", "whole")
-    assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
-
-
-def test_a_name_that_is_taken_meanwhile_where_there_are_no_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "out"
-
-    def taken(*_: object) -> None:
-        path.write_text("faster")
-        without_links()
-
-    monkeypatch.setattr(os, "link", taken)
-    with pytest.raises(CertkError, match="exists already"):
-        write_text(path, "slower")
-    assert path.read_text() == "faster"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.ENOTSUP, 524])
-def test_volumes_without_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, "no links here")
-
-    monkeypatch.setattr(os, "link", refuse)
-    write_text(tmp_path / "out", "whole")
-    assert (tmp_path / "out").read_text() == "whole"
-    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+    assert {path.suffix or path.name: path.read_text() for path in tmp_path.iterdir()} == left
 
 
 @linux
@@ -339,15 +332,6 @@ def test_a_partial_file_that_vanishes_before_the_link(
     with pytest.raises(CertkError, match="removed or replaced meanwhile"), file:
         file.commit()
     assert not list(tmp_path.iterdir())
-
-
-def test_another_file_behind_the_name_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file exchanged after the last look is found, where links go by name."""
-    monkeypatch.setattr(os, "link", lambda _, target: Path(target).write_text("half"))
-    with pytest.raises(CertkError, match="is not the file that was written"):
-        write_text(tmp_path / "out", "whole")
 
 
 @linux
@@ -590,8 +574,7 @@ def every_writer(folder: Path) -> dict[str, Any]:
     }
 
 
-WRITERS = ["select", "save a selection", "save an index", "prune", "analyze"]
-WRITERS.append("capture")
+WRITERS = ["select", "save a selection", "save an index", "prune", "analyze", "capture"]
 
 
 def capture(path: Path) -> None:
@@ -684,16 +667,26 @@ def test_a_selection_that_somebody_else_wrote_meanwhile_is_kept(
     assert out.read_text() == "faster"
 
 
-READERS = {
+FINE = {
     "system.open(path, 'rb', cache_type='none', size=self.size)",
     "os.open(location.place, flags)",  # to read
-    # What is uploaded is collected here first; it has no name, or is removed.
-    "tempfile.NamedTemporaryFile(delete=False)",
-    "os.fdopen(os.dup(spool.fileno()), 'wb')",
     "os.open(path, _LOCK, 438)",  # a lock
     "archive.open(info)",
     "path.open('rb')",
     "text.read_text(encoding='utf-8')",
+    # Files without a name, and what is mapped as it is.
+    "os.open(directory, os.O_RDWR | os.O_CLOEXEC | kind, 384)",
+    "os.open(path, flags, 384)",
+    "os.open(path, flags)",
+    "os.open(os.devnull, os.O_WRONLY)",
+    "Path(os.devnull).open('w', encoding='utf-8')",
+    "np.savez(stream, **arrays)",
+    # What is uploaded is collected here first; it has no name, or is removed.
+    "tempfile.NamedTemporaryFile(delete=False)",
+    "os.fdopen(os.dup(spool.fileno()), 'wb')",
+    "figure.savefig(text, format='svg', bbox_inches='tight', metadata={'Date': None}, "
+    "transparent=True)",
+    "formatter.write_text(line)",  # a help text
 }
 
 
@@ -702,25 +695,10 @@ def test_nothing_in_the_package_writes_files_in_another_way() -> None:
     package, wrong = Path(atomic.__file__).parents[1], []
     names = {"open", "fdopen", "write_text", "write_bytes", "tofile", "save_file", "savetxt"}
     names |= {"save", "savez", "savez_compressed", "savefig", "mkstemp", "NamedTemporaryFile"}
-    fine = READERS | {
-        # Files without a name, and what is mapped as it is.
-        "os.open(directory, os.O_RDWR | os.O_CLOEXEC | kind, 384)",
-        "os.open(path, flags, 384)",
-        "os.open(path, flags)",
-        "os.open(os.devnull, os.O_WRONLY)",
-        "Path(os.devnull).open('w', encoding='utf-8')",
-        "np.savez(stream, **arrays)",
-        # What is uploaded when it is whole.
-        "tempfile.NamedTemporaryFile(delete=False)",
-        "os.fdopen(os.dup(spool.fileno()), 'wb')",
-        "figure.savefig(text, format='svg', bbox_inches='tight', metadata={'Date': None}, "
-        "transparent=True)",
-        "formatter.write_text(line)",  # a help text
-    }
     for file in package.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and file.name != "atomic.py":
                 called, text = ast.unparse(node.func), ast.unparse(node)
-                if called.split(".")[-1] in names - {called} | {"open"} and text not in fine:
+                if called.split(".")[-1] in names - {called} | {"open"} and text not in FINE:
                     wrong.append(f"{file.name}: {text}")
     assert not wrong
