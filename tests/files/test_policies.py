@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ def read_cache(tmp_path: Path) -> dict[str, np.ndarray]:
         return {name: file.read(name).astype(float) for name in file.header.entries}
 
 
+def softmax(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Return the weights (m, n) of one head, by NumPy."""
+    scores = query @ key.T / np.sqrt(key.shape[-1])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
 def masses(tmp_path: Path, report: FileReport) -> list[np.ndarray]:
     """Return the loss of every row (heads, m) of every layer, by NumPy from the inputs."""
     given = read_cache(tmp_path)
@@ -54,9 +62,7 @@ def masses(tmp_path: Path, report: FileReport) -> list[np.ndarray]:
             kept = indices
             if indptr is not None:
                 kept = indices[indptr[head // group] : indptr[head // group + 1]]
-            scores = query[head] @ key[head // group].T / np.sqrt(key.shape[-1])
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            weights /= weights.sum(axis=1, keepdims=True)
+            weights = softmax(query[head], key[head // group])
             lost[head] = 1 - weights[:, kept].sum(axis=1)
         found.append(lost)
     return found
@@ -99,13 +105,11 @@ def test_no_other_distribution_of_a_size_does_better_than_is_said(tmp_path: Path
 
     shape = {"layers": 1, "kv_heads": 2, "heads": 2, "m": 3, "n": 10}
     report = pruned(tmp_path, shape, size=9)
-    with SafetensorsFile(tmp_path / "x.safetensors") as file:
-        given = {name: file.read(name).astype(float)[0] for name in file.header.entries}
+    given = read_cache(tmp_path)
     best = []
     for head in range(2):
-        scores = given["layers.0.query"][head] @ given["layers.0.key"][head].T / np.sqrt(8)
-        weights = np.exp(scores)
-        weights /= weights.sum(axis=1, keepdims=True)
+        query, key = (given[f"layers.0.{role}"][0, head] for role in ("query", "key"))
+        weights = softmax(query, key)
         best.append(
             [
                 min(
@@ -132,18 +136,17 @@ def test_a_number_of_bytes_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("out_tol", [0.01, 0.3, 5.0])
 def test_an_output_moves_by_no_more_than_is_asked(tmp_path: Path, out_tol: float) -> None:
     report = pruned(tmp_path, out_tol=out_tol)
-    with SafetensorsFile(tmp_path / "x.safetensors") as file:
-        given = {name: file.read(name).astype(float)[0] for name in file.header.entries}
+    given = read_cache(tmp_path)
     output = read_output(Path(report.target))
     for layer in range(2):
         indptr, indices = output[f"layers.{layer}.indptr"], output[f"layers.{layer}.indices"]
         for head in range(4):
             kept = indices[indptr[head // 2] : indptr[head // 2 + 1]]
-            key, value = (given[f"layers.{layer}.{role}"][head // 2] for role in ("key", "value"))
-            scores = given[f"layers.{layer}.query"][head] @ key.T / np.sqrt(8)
-            full, some = np.exp(scores), np.exp(scores[:, kept])
-            full /= full.sum(axis=1, keepdims=True)
-            some /= some.sum(axis=1, keepdims=True)
+            query = given[f"layers.{layer}.query"][0, head]
+            key, value = (
+                given[f"layers.{layer}.{role}"][0, head // 2] for role in ("key", "value")
+            )
+            full, some = softmax(query, key), softmax(query, key[kept])
             moved = np.linalg.norm(full @ value - some @ value[kept], axis=1)
             assert moved.max() <= out_tol
 
@@ -377,14 +380,14 @@ def test_rules_that_are_none(given: Any) -> None:
         read_budgets(given).of(0)
 
 
-def test_a_layer_without_a_budget(tmp_path: Path) -> None:
-    write_cache(tmp_path / "x.safetensors", **SHAPE)
-    with pytest.raises(CertkError, match="no budget for layer 1"):
-        prune(tmp_path / "x.safetensors", tmp_path / "out", "0=0.1")
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "the target is nothing"),
+    ({"eps": 1.0}, "eps is 1.0"),
+    ({"eps": math.nan}, "eps is nan"),
+    ({"eps": -0.1}, "eps is -0.1"),
+    ({"eps": 1e-310}, "eps is 1e-310"),
+    ({"eps": "0=0.1"}, "no budget for layer 1"),
+    ({"eps": {(0, 3): 0.1}}, "are no layers"),
     ({"eps": 0.1, "size": 5}, "the target is eps and size"),
     ({"size": 0}, "size is 0"),
     ({"size": 1.5}, "size is 1.5"),
@@ -392,10 +395,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"size": 5, "max_keep": 3}, "both limit the keys"),
     ({"size": 5, "coverage": 0.5}, "coverage goes with a budget"),
     ({"out_tol": 0.0}, "out_tol is 0.0"),
-    ({"out_tol": float("nan")}, "out_tol is nan"),
+    ({"out_tol": math.nan}, "out_tol is nan"),
+    ({"out_tol": "x"}, "out_tol is 'x'"),
     ({"out_tol": 1.0, "granularity": "token"}, "out_tol is of one layer"),
+    ({"eps": 0.1, "max_keep": 0}, "max_keep is 0"),
+    ({"eps": 0.1, "max_keep": 1.5}, "max_keep is 1.5"),
+    ({"eps": 0.1, "max_keep": math.nan}, "max_keep is nan"),
+    ({"eps": 0.1, "keep_first": -1}, "keep_first is -1"),
+    (
+        {"eps": 0.1, "keep_first": 3, "keep_last": 3, "max_keep": 5},
+        "layer 0: .* force 6 of 24 keys",
+    ),
+    ({"eps": 0.1, "keep_first": 4, "max_keep": 0.1}, "force 4 of 24 keys, max_keep allows 2"),
+    ({"eps": 0.1, "granularity": "row"}, "granularity is 'row'"),
     ({"eps": 0.1, "coverage": 0.0}, "coverage is 0.0"),
+    ({"eps": 0.1, "coverage": "x"}, "coverage is 'x'"),
     ({"eps": 0.1, "holdout": 1.0}, "holdout is 1.0"),
+    ({"eps": 0.1, "holdout": "x"}, "holdout is 'x'"),
     ({"eps": 0.1, "holdout": None}, "holdout is None: give a number"),
     ({"eps": 0.1, "block_size": 0}, "block_size is 0"),
     ({"eps": 0.1, "proof": "half"}, "proof is 'half'"),
@@ -406,6 +422,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eps": 0.1, "engine": "slurm"}, "engine is 'slurm'"),
     ({"eps": 0.1, "address": "auto"}, "address is that of a Ray cluster"),
     ({"eps": 0.1, "jobs": 0}, "jobs is 0"),
+    ({"eps": 0.1, "jobs": "2"}, "jobs is '2'"),
+    ({"eps": 0.1, "threads": -1}, "threads is -1"),
+    ({"eps": 0.1, "threads": 0}, "threads is 0"),
+    ({"eps": 0.1, "threads": "2"}, "threads is '2'"),
 ]
 
 
