@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from certk_rs._display.tables import tidy
 from certk_rs._jobs.analyze_page import verdict
-from cli_fixtures import certk, write_cache
+from cli_fixtures import answered, said, write_cache
 from page_reader import Page
 from repository import EXAMPLE
-
-Captured = pytest.CaptureFixture[str]
-
-
-def analyzed(capsys: Captured, *arguments: object) -> dict[str, Any]:
-    capsys.readouterr()
-    assert certk("analyze", *arguments, "--json") == 0
-    body: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return body
 
 
 def fewest(weights: np.ndarray, eps: float) -> int:
@@ -33,8 +22,18 @@ def fewest(weights: np.ndarray, eps: float) -> int:
     return int((np.cumsum(ordered) < 1 - eps).sum()) + 1
 
 
-def test_the_numbers_of_the_example(capsys: Captured) -> None:
-    [cache] = analyzed(capsys, EXAMPLE)["caches"]
+def save_layer(
+    folder: Path, query: np.ndarray, key: np.ndarray, metadata: dict[str, str] | None = None
+) -> Path:
+    """Save a cache of one layer whose values are its keys."""
+    path = folder / "x.safetensors"
+    tensors = {"layers.0.query": query, "layers.0.key": key, "layers.0.value": key.copy()}
+    save_file(tensors, path, metadata=metadata)
+    return path
+
+
+def test_the_numbers_of_the_example() -> None:
+    [cache] = answered("analyze", EXAMPLE)["caches"]
     assert cache["eps"] == [0.1, 0.01, 0.001]
     assert cache["main_eps"] == 0.01
     assert len(cache["heads"]) == 24
@@ -59,8 +58,8 @@ def test_the_numbers_of_the_example(capsys: Captured) -> None:
         assert head["advice"] == (together if one <= 0.85 else alone)
 
 
-def test_the_layers_are_means_of_their_heads(capsys: Captured) -> None:
-    [cache] = analyzed(capsys, EXAMPLE)["caches"]
+def test_the_layers_are_means_of_their_heads() -> None:
+    [cache] = answered("analyze", EXAMPLE)["caches"]
     assert [layer["layer"] for layer in cache["layers"]] == list(range(6))
     for layer in cache["layers"]:
         heads = [head for head in cache["heads"] if head["layer"] == layer["layer"]]
@@ -73,17 +72,14 @@ def test_the_layers_are_means_of_their_heads(capsys: Captured) -> None:
             assert layer["rule_error"][i] == pytest.approx(np.mean(off))
 
 
-def test_every_query_counts_and_no_bound_is_below_what_is_needed(
-    capsys: Captured, tmp_path: Path
-) -> None:
+def test_every_query_counts_and_no_bound_is_below_what_is_needed(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     query = rng.standard_normal((1, 1, 400, 8)).astype(np.float32)
     # A few queries need far more keys than the others; those with gap bounds may miss them.
     query *= np.where(np.arange(400) % 37 == 5, 0.1, 6.0)[:, None].astype(np.float32)
     key = rng.standard_normal((1, 1, 64, 8)).astype(np.float32)
-    path = tmp_path / "uneven.safetensors"
-    save_file({"layers.0.query": query, "layers.0.key": key, "layers.0.value": key.copy()}, path)
-    [cache] = analyzed(capsys, path, "--eps", "0.05")["caches"]
+    path = save_layer(tmp_path, query, key)
+    [cache] = answered("analyze", path, "--eps", "0.05")["caches"]
     [head] = cache["heads"]
     scores = query[0, 0].astype(np.float64) @ key[0, 0].T.astype(np.float64) / np.sqrt(8)
     kept = np.mean([fewest(np.exp(row - row.max()), 0.05) for row in scores]) / 64
@@ -92,15 +88,16 @@ def test_every_query_counts_and_no_bound_is_below_what_is_needed(
     assert head["kept"][0] <= head["multi_gap"] <= head["single_gap"] <= 1
 
 
-def test_the_tables_fit_the_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns, last, of_heads in [
         (80, "pays", "advice"),
         (120, "pays", "P^2"),
         (40, "0.01", "set"),
     ]:
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert certk("analyze", EXAMPLE, "-v") == 0
-        lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+        code, out, _ = said("analyze", EXAMPLE, "-v")
+        assert code == 0
+        lines = [line for line in out.splitlines() if line.strip()]
         assert lines[1].split()[-1] == last
         by_head = lines[lines.index("By layer.head:") + 1]
         assert by_head.split()[0] == "head"
@@ -109,27 +106,22 @@ def test_the_tables_fit_the_terminal(capsys: Captured, monkeypatch: pytest.Monke
         assert max(len(line) for line in lines[1:]) <= max(columns, 80)
 
 
-def test_one_file_is_one_sentence_and_one_table(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_file_is_one_sentence_and_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert certk("analyze", EXAMPLE) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
+    code, out, _ = said("analyze", EXAMPLE)
+    assert code == 0
+    first, *lines = out.splitlines()
     assert first == (
         f"{EXAMPLE}: pruning pays in few heads at eps = 0.01: in 10 of 24 heads; one set per head "
         "keeps 80 % of the keys, a query on its own needs 61 %."
     )
     assert len(lines) <= 16
-    assert [line.split()[0] for line in lines[1:10]] == [
-        "layer",
-        lines[2].strip(),
-        *"012345",
-        "all",
-    ]
+    begins = ["layer", lines[2].strip(), *"012345", "all"]
+    assert [line.split()[0] for line in lines[1:10]] == begins
     # What columns are is said below them.
-    said = " ".join(lines[11:])
+    below = " ".join(lines[11:])
     for heading in ("eps = ...:", "one set:", "at least", "pays:"):
-        assert heading in said
+        assert heading in below
 
 
 def verdict_of(*advice: str) -> str:
@@ -148,7 +140,7 @@ def test_the_verdict_is_what_most_heads_ask_for() -> None:
     assert verdict_of("leave dense").startswith("leave it dense at eps = 0.05: one set per head wo")
 
 
-def test_no_table_has_a_column_or_a_row_that_says_nothing(capsys: Captured, tmp_path: Path) -> None:
+def test_no_table_has_a_column_or_a_row_that_says_nothing(tmp_path: Path) -> None:
     heads = ["layer", "k", "nothing", "mass"]
     rows = [["0", "a", "", "1"], ["1", "a", "", "1"], ["2", "b", "", "1"], ["all", "b", "", "1"]]
     assert tidy(heads, rows) == (
@@ -163,34 +155,28 @@ def test_no_table_has_a_column_or_a_row_that_says_nothing(capsys: Captured, tmp_
         tensors |= {f"layers.{layer}.{role}": key.copy() for role in ("key", "value")}
         tensors[f"layers.{layer}.query"] = query.copy()
     save_file(tensors, tmp_path / "x.safetensors")
-    assert certk("analyze", tmp_path / "x.safetensors", "-v") == 0
-    out = capsys.readouterr().out
+    code, out, _ = said("analyze", tmp_path / "x.safetensors", "-v")
+    assert code == 0
     assert [line.split()[0] for line in out.splitlines()[3:6]][1:] == ["0-4", "all"]
     assert "By length" not in out
 
 
-def test_vast_scores_do_not_tear_the_table(
-    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vast_scores_do_not_tear_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     key = np.zeros((1, 1, 4, 8), np.float32)
     key[0, 0] = np.float32(3e38) * np.array([1, -1, 0.5, 0], np.float32)[:, None]
-    path = tmp_path / "vast.safetensors"
-    tensors = {"layers.0.query": key, "layers.0.key": key.copy(), "layers.0.value": key.copy()}
-    save_file(tensors, path)
-    html = tmp_path / "vast.html"
-    assert certk("analyze", path, "--html", html) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines()[1:-1])) <= 100
+    path = save_layer(tmp_path, key, key.copy())
+    code, out, _ = said("analyze", path, "--html", tmp_path / "vast.html")
+    assert code == 0
+    assert max(map(len, out.splitlines()[1:-1])) <= 100
 
 
-def test_causal_rows_count_what_they_see(capsys: Captured, tmp_path: Path) -> None:
+def test_causal_rows_count_what_they_see(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     query = rng.standard_normal((1, 2, 40, 8)).astype(np.float32)
     key = rng.standard_normal((1, 1, 64, 8)).astype(np.float32)
-    path = tmp_path / "causal.safetensors"
-    tensors = {"layers.0.query": query, "layers.0.key": key, "layers.0.value": key.copy()}
-    save_file(tensors, path, metadata={"causal_offset": "24"})
-    [cache] = analyzed(capsys, path, "--eps", "0.05")["caches"]
+    path = save_layer(tmp_path, query, key, {"causal_offset": "24"})
+    [cache] = answered("analyze", path, "--eps", "0.05")["caches"]
     for head in cache["heads"]:
         kept = []
         for i, q in enumerate(query[0, head["head"]].astype(np.float64)):
@@ -200,17 +186,17 @@ def test_causal_rows_count_what_they_see(capsys: Captured, tmp_path: Path) -> No
         assert head["queries"] == 40
 
 
-def test_grouped_heads_use_their_keys(capsys: Captured, tmp_path: Path) -> None:
+def test_grouped_heads_use_their_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     write_cache(path)
-    body = analyzed(capsys, path, "--eps", "0.5")
+    body = answered("analyze", path, "--eps", "0.5")
     assert all(0 < head["kept"][0] <= 1 for head in body["caches"][0]["heads"])
 
 
-def test_the_page_stands_alone(capsys: Captured, tmp_path: Path) -> None:
+def test_the_page_stands_alone(tmp_path: Path) -> None:
     html = tmp_path / "page.html"
-    assert certk("analyze", EXAMPLE, "-v", "--html", html) == 0
-    shown = capsys.readouterr().out
+    code, shown, _ = said("analyze", EXAMPLE, "-v", "--html", html)
+    assert code == 0
     assert "pruning pays in few heads" in shown
     text = html.read_text(encoding="utf-8")
     page = Page()
@@ -232,5 +218,6 @@ def test_the_page_stands_alone(capsys: Captured, tmp_path: Path) -> None:
     assert len(page.ids) == len(set(page.ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(page.ids)
     assert not re.search(r"<script|@import|url\((?!#)", text)
-    assert certk("analyze", EXAMPLE, "--html", html) == 2
-    assert "exists already" in capsys.readouterr().err
+    found = said("analyze", EXAMPLE, "--html", html)
+    assert found.code == 2
+    assert "exists already" in found.err

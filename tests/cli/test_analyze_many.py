@@ -22,10 +22,8 @@ from certk_rs._jobs import analyze_page
 from certk_rs._jobs.aggregate import QUANTILES, Numbers
 from certk_rs._jobs.analyze import Analysis, Spool, analyze
 from certk_rs._jobs.analyze_cache import CacheAnalysis
-from cli_fixtures import certk, write_cache
+from cli_fixtures import answered, said, write_cache
 from page_reader import Page
-
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -40,9 +38,9 @@ def caches(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_bad_file_does_not_stop_the_others(capsys: Captured, caches: Path) -> None:
-    assert certk("analyze", caches, "-r", "--eps", "0.05") == 1
-    out, err = capsys.readouterr()
+def test_a_bad_file_does_not_stop_the_others(caches: Path) -> None:
+    code, out, err = said("analyze", caches, "-r", "--eps", "0.05")
+    assert code == 1
     bad = err.splitlines()
     assert [line.partition(": ")[2].partition(":")[0] for line in bad] == ["error", "error"]
     assert "2b.safetensors" in bad[0]
@@ -55,8 +53,8 @@ def test_a_bad_file_does_not_stop_the_others(capsys: Captured, caches: Path) -> 
         assert re.search(r" at eps = 0\.05.* keeps? \d+ % of the keys", line)
     assert re.match(r"5 of 7 files: .* at eps = 0\.05.*\(worst \d+ %, in \S+\)", lines[5])
     assert [line for line in lines if line.startswith("All files, by ")] == ["All files, by layer:"]
-    assert certk("analyze", caches, "-r", "--eps", "0.05", "-v") == 1
-    out, _ = capsys.readouterr()
+    code, out, _ = said("analyze", caches, "-r", "--eps", "0.05", "-v")
+    assert code == 1
     lines = out.splitlines()
     together = [i for i, line in enumerate(lines) if line.startswith("All files, by ")]
     own = [i for i, line in enumerate(lines) if line == "By layer.head:"]
@@ -65,20 +63,19 @@ def test_a_bad_file_does_not_stop_the_others(capsys: Captured, caches: Path) -> 
     assert max(together) < min(own)
 
 
-def test_fail_fast_and_an_only_file_end_it(capsys: Captured, caches: Path) -> None:
-    assert certk("analyze", caches, "--fail-fast", "--json") == 2
-    out, err = capsys.readouterr()
+def test_fail_fast_and_an_only_file_end_it(caches: Path) -> None:
+    code, out, err = said("analyze", caches, "--fail-fast", "--json")
+    assert code == 2
     assert "2b.safetensors" in err
     assert json.loads(out)["error"]["exit_code"] == 2
-    assert certk("analyze", caches / "2b.safetensors") == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    code, _, err = said("analyze", caches / "2b.safetensors")
+    assert (code, len(err.splitlines())) == (2, 1)
     with pytest.raises(CertkError, match="2b"):
         analyze(caches, fail_fast=True)
 
 
-def test_the_aggregate_is_that_of_the_files(capsys: Captured, caches: Path) -> None:
-    assert certk("analyze", caches / "?.safetensors", caches / "deep" / "x*", "--json") == 0
-    body = json.loads(capsys.readouterr().out)
+def test_the_aggregate_is_that_of_the_files(caches: Path) -> None:
+    body = answered("analyze", caches / "?.safetensors", caches / "deep" / "x*")
     every = body["aggregate"]
     assert (every["files"], every["main_eps"], every["quantiles"]) == (5, 0.01, [0.1, 0.5, 0.9])
     heads = [(cache["name"], head) for cache in body["caches"] for head in cache["heads"]]
@@ -114,32 +111,30 @@ def test_the_aggregate_is_that_of_the_files(capsys: Captured, caches: Path) -> N
         assert each["advice"] == {word: advice.count(word) for word in set(advice)}
 
 
-def test_files_of_one_name_are_told_apart(capsys: Captured, tmp_path: Path) -> None:
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for i, folder in enumerate("ab"):
         write_cache(tmp_path / folder / "x.safetensors", seed=i, layers=1)
-    assert certk("analyze", tmp_path / "a", tmp_path / "b", "--json") == 0
-    body = json.loads(capsys.readouterr().out)
+    body = answered("analyze", tmp_path / "a", tmp_path / "b")
     named = {each["shared"]["worst_in"] for each in body["aggregate"]["heads"]}
     assert named <= {str(tmp_path / folder / "x.safetensors") for folder in "ab"}
 
 
-def test_inputs_are_those_of_prune(
-    capsys: Captured, caches: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_are_those_of_prune(caches: Path) -> None:
     for given, files in [
         ((caches / "[01].safetensors",), 2),
         ((f"file://{caches}/0.safetensors", caches / "1.safetensors"), 2),
         ((caches / "0.safetensors", "--layout", "hnd"), 1),
     ]:
-        assert certk("analyze", *given, "--json") == 0
-        assert len(json.loads(capsys.readouterr().out)["caches"]) == files
-    assert certk("analyze", caches / "none*") == 2
-    assert "matches no file" in capsys.readouterr().err
+        assert len(answered("analyze", *given)["caches"]) == files
+    found = said("analyze", caches / "none*")
+    assert found.code == 2
+    assert "matches no file" in found.err
 
 
-def test_the_page_has_all_files_together_and_then_each(capsys: Captured, caches: Path) -> None:
+def test_the_page_has_all_files_together_and_then_each(caches: Path) -> None:
     html = caches.parent / "page.html"
-    assert certk("analyze", caches, "-r", "--eps", "0.05", "--html", html) == 1
+    code, out, _ = said("analyze", caches, "-r", "--eps", "0.05", "--html", html)
+    assert code == 1
     text = html.read_text(encoding="utf-8")
     page = Page()
     page.feed(text)
@@ -150,7 +145,7 @@ def test_the_page_has_all_files_together_and_then_each(capsys: Captured, caches:
     assert text.count("2b.safetensors") == 2
     assert len(page.ids) == len(set(page.ids))
     # The same cells as on the terminal, where there is room for all of them.
-    rows = capsys.readouterr().out.splitlines()
+    rows = out.splitlines()
     first = next(row.split()[:8] for row in rows if row.split()[:1] == ["all"])
     assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in first) in text
 
