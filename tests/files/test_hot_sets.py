@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,19 @@ import pytest
 
 import certk_rs as ck
 from certk_rs.audit import audit
-from cli_fixtures import certk, read_output, write_cache
+from cli_fixtures import answered, certk, read_output, said, write_cache
 from repository import EXAMPLE
 from second_verifier import second_verdict
 
 EPS = 0.05
 HOT: dict[str, Any] = {"eps": EPS, "guard": "codes", "hot": 0.3}
+
+
+def spread_cache(folder: Path, name: str = "x", seed: int = 0) -> Path:
+    """Write a cache whose keys are not needed alike."""
+    path = folder / f"{name}.safetensors"
+    write_cache(path, m=40, n=60, spread=1.5, seed=seed)
+    return path
 
 
 def shares_needed(tensors: dict[str, np.ndarray], offset: int | None, eps: float) -> np.ndarray:
@@ -92,24 +98,21 @@ def test_those_stay_that_are_needed_most_often(tmp_path: Path, offset: int | Non
 
 @pytest.mark.parametrize("granularity", ["head", "layer"])
 def test_the_same_bytes_however_it_is_done(tmp_path: Path, granularity: str) -> None:
-    source = tmp_path / "x.safetensors"
-    write_cache(source, m=40, n=60, spread=1.5)
+    source = spread_cache(tmp_path)
     how: list[dict[str, Any]] = [{"threads": 1}, {"threads": 3, "jobs": 2}, {"unit": "layer"}]
     if granularity == "head":
         how.append({"unit": "head", "jobs": 3})
     made = set()
     for at, each in enumerate(how):
-        [report] = ck.prune(
-            source, tmp_path / str(at), granularity=granularity, **HOT, **each
-        ).outputs
+        options = {"granularity": granularity} | HOT | each
+        [report] = ck.prune(source, tmp_path / str(at), **options).outputs
         made.add(Path(report.target).read_bytes())
         assert report.count.kept == int(0.3 * report.count.total)
     assert len(made) == 1
 
 
 def test_forced_keys_and_queries_of_a_trial(tmp_path: Path) -> None:
-    source = tmp_path / "x.safetensors"
-    write_cache(source, m=40, n=60, spread=1.5)
+    source = spread_cache(tmp_path)
     options = HOT | {"holdout": 0.25, "keep_first": 2, "keep_last": 3}
     [report] = ck.prune(source, tmp_path / "out", **options).outputs
     output = read_output(Path(report.target))
@@ -147,21 +150,17 @@ def test_what_is_refused(tmp_path: Path, options: dict[str, Any], message: str) 
     assert not (tmp_path / "out" / source.name).exists()
 
 
-def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "x.safetensors"
-    write_cache(source, m=40, n=60, spread=1.5)
+def test_on_the_command_line(tmp_path: Path) -> None:
+    source = spread_cache(tmp_path)
     arguments = ["prune", source, "--eps", EPS, "--hot", "0.3", "--guard", "codes"]
-    assert certk(*arguments, "-o", tmp_path / "out") == 0
-    said = capsys.readouterr()
-    assert "rows over eps" in said.out
+    found = said(*arguments, "-o", tmp_path / "out")
+    assert found.code == 0
+    assert "rows over eps" in found.out
     # They are meant to be over eps: that is no warning.
-    assert "max-keep" not in said.err
+    assert "max-keep" not in found.err
     assert certk(*arguments, "-o", tmp_path / "strict", "--strict") == 1
-    capsys.readouterr()
     assert certk("verify", tmp_path / "out", "--against", source) == 0
-    capsys.readouterr()
-    assert certk("report", tmp_path / "out", "--json") == 0
-    body = json.loads(capsys.readouterr().out)
+    body = answered("report", tmp_path / "out")
     [asked] = body["options"]
     assert (asked["hot"], asked["size"]) == (True, 72)
     [output] = body["outputs"]
@@ -171,9 +170,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_it_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     """Parts of the first pass are not taken for those of the second."""
-    sources = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
-    for at, source in enumerate(sources):
-        write_cache(source, m=40, n=60, spread=1.5, seed=at)
+    sources = [spread_cache(tmp_path, name, seed=at) for at, name in enumerate("ab")]
     ck.prune(sources, tmp_path / "whole", **HOT)
 
     def stop(_: object) -> None:

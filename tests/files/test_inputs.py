@@ -36,8 +36,8 @@ def names(sources: list[Source]) -> list[str]:
     return [source.name for source in sources]
 
 
-def index(path: Path, *parts: str) -> None:
-    path.write_text(json.dumps({"weight_map": {f"t{k}": part for k, part in enumerate(parts)}}))
+def index(*parts: str) -> str:
+    return json.dumps({"weight_map": {f"t{k}": part for k, part in enumerate(parts)}})
 
 
 def test_directories_stand_for_the_caches_in_them(tree: Path) -> None:
@@ -88,17 +88,17 @@ def test_a_list_on_standard_input_is_read(tree: Path, monkeypatch: pytest.Monkey
     odd = "two\nlines \udcff.safetensors"
     (tree / odd).write_text("")
     assert listed(os.fsencode(odd) + b"\0a.safetensors\0") == [odd, "a.safetensors"]
-    assert names(expand(["a.safetensors", "-", "sub"], listing=io.BytesIO(b"z.safetensors"))) == [
-        *("a.safetensors", "z.safetensors", "b.safetensors"),
-    ]
+    among = expand(["a.safetensors", "-", "sub"], listing=io.BytesIO(b"z.safetensors"))
+    assert names(among) == ["a.safetensors", "z.safetensors", "b.safetensors"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a.safetensors\n")))
     assert names(expand(["-"])) == ["a.safetensors"]
-    with pytest.raises(CertkError, match="no input"):
-        listed(b"\n")
-    with pytest.raises(CertkError, match="holds -, itself"):
-        listed(b"-\n")
-    with pytest.raises(CertkError, match="given twice"):
-        expand(["-", "-"], listing=io.BytesIO(b"a.safetensors"))
+    for given, content, words in [
+        (["-"], b"\n", "no input"),
+        (["-"], b"-\n", "holds -, itself"),
+        (["-", "-"], b"a.safetensors", "given twice"),
+    ]:
+        with pytest.raises(CertkError, match=words):
+            expand(given, listing=io.BytesIO(content))
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(CertkError, match="closed"):
         expand(["-"])
@@ -110,9 +110,8 @@ def test_what_is_a_file_twice_is_taken_once(tree: Path) -> None:
     (tree / "again").symlink_to("sub")
     assert names(expand(["."])) == ["a.safetensors", "hard.safetensors"]
     assert names(expand(["link.safetensors", "a.safetensors"])) == ["link.safetensors"]
-    assert names(expand(["a.safetensors", "./a.safetensors", tree / "sub/../a.safetensors"])) == [
-        "a.safetensors"
-    ]
+    thrice = ["a.safetensors", "./a.safetensors", tree / "sub/../a.safetensors"]
+    assert names(expand(thrice)) == ["a.safetensors"]
     assert len(expand(["."], recursive=True)) == 4
     assert len(expand(["**/*.safetensors", "sub", "again"], recursive=True)) == 4
 
@@ -150,7 +149,7 @@ def test_a_link_that_leads_nowhere_is_told_when_it_is_opened(tree: Path) -> None
 
 
 def test_an_index_stands_for_its_parts(tree: Path) -> None:
-    index(tree / "m.safetensors.index.json", "a.safetensors", "z.safetensors")
+    (tree / "m.safetensors.index.json").write_text(index("a.safetensors", "z.safetensors"))
     assert names(expand(["."])) == ["m.safetensors"]
     assert names(expand(["*.safetensors", "m.safetensors.index.json"])) == ["m.safetensors"]
     assert names(expand(["m.safetensors.index.json"])) == ["m.safetensors"]
@@ -201,18 +200,13 @@ def test_urls_expand_like_paths(tree: Path) -> None:
     try:
         for name in CACHES + OTHERS:
             write_text(base / name, "")
-        write_text(
-            base / "m.safetensors.index.json",
-            json.dumps({"weight_map": {"t": "z.safetensors", "u": "a.safetensors"}}),
-        )
+        write_text(base / "m.safetensors.index.json", index("z.safetensors", "a.safetensors"))
+        below = ["m.safetensors", "sub/b.safetensors", "sub/deep/c.safetensors"]
         assert names(expand(["memory://inputs"])) == ["m.safetensors"]
-        assert names(expand(["memory://inputs/"], recursive=True)) == [
-            *("m.safetensors", "sub/b.safetensors", "sub/deep/c.safetensors")
-        ]
+        assert names(expand(["memory://inputs/"], recursive=True)) == below
         assert names(expand(["memory://inputs/**/*.safetensors"])) == CACHES
-        assert names(
-            expand(["memory://inputs/?.safetensors", "memory:///inputs/a.safetensors"])
-        ) == [*("a.safetensors", "z.safetensors")]
+        twice = expand(["memory://inputs/?.safetensors", "memory:///inputs/a.safetensors"])
+        assert names(twice) == ["a.safetensors", "z.safetensors"]
         with pytest.raises(CertkError, match="memory://inputs/x does not exist"):
             expand(["memory://inputs/x"])
     finally:
