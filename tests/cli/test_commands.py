@@ -144,14 +144,6 @@ def test_a_consistent_forgery_needs_the_input(cache: Path, tmp_path: Path) -> No
     assert "and 4 more" in lines[-2]
 
 
-def test_an_output_is_never_overwritten(cache: Path, tmp_path: Path) -> None:
-    arguments = ("prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
-    assert certk(*arguments) == 0
-    before = (tmp_path / "out" / "x.safetensors").read_bytes()
-    assert "exists already" in said(*arguments, "--max-keep", "3").err
-    assert (tmp_path / "out" / "x.safetensors").read_bytes() == before
-
-
 def test_a_dry_run_writes_nothing(cache: Path, tmp_path: Path) -> None:
     arguments = ("prune", tmp_path, "-o", tmp_path / "out", "--eps", "0.1")
     assert certk(*arguments) == 0

@@ -1,4 +1,4 @@
-"""The manners of all commands: options from one table, help, completion, tables, bars."""
+"""The manners of all commands: options from one table, help, completion, tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from certk_rs._cli.commands import BRIEF
 from certk_rs._cli.tree import tree
 from certk_rs._jobs.request import Request
 from certk_rs.cache_format import Options
-from cli_fixtures import certk, said, write_cache
+from cli_fixtures import said
 from fresh_process import run_python
 from repository import EXAMPLE, ROOT
 
@@ -152,7 +152,7 @@ def test_bash_completes(words: list[str], found: list[str], tmp_path: Path) -> N
     assert done.stdout.split() == found
 
 
-# ------------------------------------------------------------------------------ tables and bars
+# ------------------------------------------------------------------------------ tables
 
 HEADS = ("name", "a", "b", "c" * 10)
 ROWS = [("x", "1", "2", "3"), ("y" * 10, "4", "5", "6")]
@@ -210,22 +210,6 @@ def test_a_pipe_that_closes_within_a_table_is_no_verdict(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(BrokenPipeError):
         terminal.print_table(("layer", "kept"), [("0", "1")])
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_quiet_means_no_bars(quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cache(tmp_path / "x.safetensors")
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    arguments = ("analyze", tmp_path / "x.safetensors", "--eps", "0.1")
-    assert certk(*arguments, *(["-q"] if quiet else [])) == 0
-    assert ("analyzing" in screen.getvalue()) != quiet
 
 
 def test_a_narrow_terminal_is_told_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

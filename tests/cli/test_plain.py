@@ -8,7 +8,6 @@ import io
 import json
 import sys
 import zipfile
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from cli_fixtures import (
     tensor,
     write_cache,
 )
+from page_reader import Page
 
 Captured = pytest.CaptureFixture[str]
 
@@ -243,7 +243,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_labels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_labels_and_none_of_a_quiet_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, screen = folder / f"{NAME}.safetensors", Terminal()
     write_cache(cache)
     monkeypatch.setattr(sys, "stderr", screen)
@@ -254,6 +256,8 @@ def test_progress_labels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"analyzing {plain(cache.name)}" in text
     for foreign in (CLEAR, LINE, TURN, "\x9b", "\u2028"):
         assert foreign not in text
+    assert certk("analyze", cache, "--eps", "0.1", "-q") == 0
+    assert screen.getvalue() == text
 
 
 def test_tables_have_no_markup(capsys: Captured) -> None:
@@ -265,18 +269,17 @@ def test_tables_have_no_markup(capsys: Captured) -> None:
     assert "[/nothing]" in out
 
 
-class Reader(HTMLParser):
+class Reader(Page):
     """The text and structure of a page as a browser reads it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
+        self.attributes: list[str] = []
         self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
+        super().handle_starttag(tag, attrs)
+        self.attributes += [name for name, _ in attrs]
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -287,7 +290,7 @@ def read(text: str) -> Reader:
     reader = Reader()
     reader.feed(text)
     assert "script" not in reader.tags
-    assert not any(name.startswith("on") for name, _ in reader.attributes)
+    assert not any(name.startswith("on") for name in reader.attributes)
     return reader
 
 
@@ -301,7 +304,7 @@ def test_pages() -> None:
     ]
     reader = read(page(evil, evil, sections, evil))
     assert reader.tags.count("section") == 0
-    assert [value for name, value in reader.attributes if name == "id"] == [plain(evil)] * 3
+    assert reader.ids == [plain(evil)] * 3
     assert reader.text.count("<script>") > 180
     assert html.escape(plain(evil)) in page(evil, evil, sections, evil)
 

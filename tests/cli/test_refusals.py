@@ -25,6 +25,7 @@ from cli_fixtures import (
 )
 
 PRUNE = "prune x.safetensors -o out --eps 0.1"
+AGAINST = "verify o --against x.safetensors"
 PLAN = "plan --n 9 --sigma 1 --eps 0.1"
 
 # A call, in a folder that has the files of `here`, the kind of its error, and words of it. Those of
@@ -68,13 +69,9 @@ REFUSED = [
     (f"{PRUNE} --names {{i}}", "input", "--names"),
     (f"{PRUNE} --skip-existing --force", "input", "exclude each other"),
     ("verify o --sample 2", "input", "sample chooses rows to recompute: give against"),
-    (
-        "verify o --against x.safetensors --sample x",
-        "usage",
-        "'--sample': 'x': give a whole number",
-    ),
-    ("verify o --against x.safetensors --sample 0", "input", "sample is 0: give at least one row"),
-    ("verify o --against x.safetensors --sample 1.5", "input", "sample is 1.5: give a share in"),
+    (f"{AGAINST} --sample x", "usage", "'--sample': 'x': give a whole number"),
+    (f"{AGAINST} --sample 0", "input", "sample is 0: give at least one row"),
+    (f"{AGAINST} --sample 1.5", "input", "sample is 1.5: give a share in"),
     ("analyze", "input", "no input"),
     ("analyze x.safetensors --eps 0", "input", "eps is 0"),
     ("analyze x.safetensors --eps 1", "input", "eps is 1"),
@@ -85,10 +82,11 @@ REFUSED = [
     ("analyze x.safetensors --model m", "input", "--model does not go with CACHE"),
     ("report o --sets", "input", "--sets is about tables"),
     # Files.
-    (f"{PRUNE.replace('-o out', '-o x.safetensors')}", "input", "is not a directory"),
-    (f"{PRUNE.replace('-o out', '-o x.safetensors/sub')}", "input", "is not a directory"),
-    (f"{PRUNE.replace('-o out', '-o .')}", "input", "is an input of this job"),
-    (f"{PRUNE.replace('-o out', '-o o')}", "input", "exists already"),
+    (f"{PRUNE} -o x.safetensors", "input", "is not a directory"),
+    (f"{PRUNE} -o x.safetensors/sub", "input", "is not a directory"),
+    (f"{PRUNE} -o .", "input", "is an input of this job"),
+    (f"{PRUNE} -o o", "input", "exists already"),
+    (f"{PRUNE} -o o --max-keep 3", "input", "exists already"),
     ("prune none -o out --eps 0.1", "input", "none does not exist"),
     ("verify none", "input", "none does not exist"),
     ("verify o --against none", "input", "none does not exist"),
@@ -129,8 +127,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def made(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+def made(folder: Path) -> dict[str, bytes | None]:
+    """Return the contents of all files, and None for directories."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
 
 
 def failed(*arguments: object, code: int = 2) -> dict[str, Any]:
@@ -213,13 +215,13 @@ def test_bad_files_are_one_line_that_names_them_and_make_nothing(tmp_path: Path)
         assert (found.code, found.out, found.err.count("\n")) == (2, "", 1), case
         assert re.search(words, found.err), case
         assert str(cache) in found.err, case
-        assert made(tmp_path) == ["x.safetensors"], case
+        assert made(tmp_path) == {cache.name: content}, case
     cache.unlink()
     for case, words in bad_scores(scores):
         found = said("select", scores, "--eps", "0.1", "-o", tmp_path / "k.npz")
         assert (found.code, found.out, found.err.count("\n")) == (2, "", 1), case
         assert re.search(words, found.err), case
-        assert made(tmp_path) == ["s.npy"], case
+        assert made(tmp_path).keys() == {scores.name}, case
 
 
 @pytest.mark.parametrize(
@@ -245,9 +247,7 @@ def test_kinds_of_faults_inside(
     assert (found.code, found.out, found.err.count("\n")) == (code, "", 1)
 
 
-def test_without_json_nothing_is_on_stdout() -> None:
-    assert said("plan")[:2] == (2, "")
-    # Behind -- it is no option.
+def test_behind_two_dashes_json_is_no_option() -> None:
     assert said("verify", "--", "--json")[:2] == (2, "")
 
 

@@ -43,12 +43,16 @@ def test_json_is_the_report(out: Path) -> None:
     assert body == json.loads(json.dumps(job_report([str(out)])))
 
 
+def lines_of(table: Path) -> int:
+    with table.open(newline="") as file:
+        return len(list(csv.reader(file)))
+
+
 def test_it_writes_what_it_is_told_to_and_replaces_nothing(out: Path, tmp_path: Path) -> None:
     html, table = tmp_path / "r.html", tmp_path / "r.csv"
     assert f"written to {html}" in said("report", out, "--html", html, "--csv", table).out
     assert html.read_text(encoding="utf-8") == job_page(job_report([str(out)]))
-    with table.open(newline="") as file:
-        assert len(list(csv.reader(file))) == 1 + 2 * 2 * 4 * 3
+    assert lines_of(table) == 1 + 2 * 2 * 4 * 3
     before = html.read_bytes(), table.read_bytes()
     for arguments in (["--html", html], ["--csv", table], ["--parquet", html]):
         assert "exists already" in said("report", out, *arguments).err
@@ -56,8 +60,7 @@ def test_it_writes_what_it_is_told_to_and_replaces_nothing(out: Path, tmp_path: 
     html.write_text("old")
     assert certk("report", out, "--html", html, "--csv", table, "--sets", "--force") == 0
     assert html.read_bytes() == before[0]
-    with table.open(newline="") as file:
-        assert len(list(csv.reader(file))) == 1 + 2 * 2 * 2
+    assert lines_of(table) == 1 + 2 * 2 * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.csv", "r.html"]
 
 
@@ -66,11 +69,8 @@ def test_no_report_replaces_what_it_is_about(out: Path, tmp_path: Path) -> None:
     shutil.copytree(out, folder)
     (tmp_path / "link.csv").symlink_to(folder / "c1.safetensors")
     before = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
-    for place in (
-        folder / "c0.safetensors",
-        tmp_path / "link.csv",
-        folder / "../out/c1.safetensors",
-    ):
+    linked, dotted = tmp_path / "link.csv", folder / "../out/c1.safetensors"
+    for place in (folder / "c0.safetensors", linked, dotted):
         for option in ("--html", "--csv", "--parquet"):
             found = said("report", folder, option, place, "--force")
             assert found.code == 2

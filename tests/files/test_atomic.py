@@ -23,7 +23,7 @@ from certk_rs._files import atomic
 from certk_rs._files.atomic import NewFile, write_text
 from certk_rs._jobs.inputs import expand
 from certk_rs.errors import CertkError
-from cli_fixtures import certk, write_cache
+from cli_fixtures import certk, said, write_cache
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="names of descriptors and systems")
 posix = pytest.mark.skipif(os.name != "posix", reason="stops processes, or locks files")
@@ -172,12 +172,12 @@ def test_two_processes_of_the_same_number(
         assert answer(other) == "done\n"
         assert path.read_bytes() == b"b" * 100_000
         stopped.send_signal(signal.SIGCONT)
-        said = answer(stopped)
+        end = answer(stopped)
     if how == "new":
-        assert said == f"refused: {atomic.already_exists(path)}\n"
+        assert end == f"refused: {atomic.already_exists(path)}\n"
         assert path.read_bytes() == b"b" * 100_000
     else:
-        assert said == "done\n"
+        assert end == "done\n"
         assert path.read_bytes() == b"a" * 100_000
     assert list(tmp_path.iterdir()) == [path]
 
@@ -590,7 +590,7 @@ def capture(path: Path) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_writer_writes_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """No file gets its name except by a link or rename, from a partial name that no scan takes."""
     folder = tmp_path / "out"
@@ -619,7 +619,6 @@ def test_every_writer_writes_aside(
     assert seen
     left = {path for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
     assert left == {path for path in seen if "parts" not in path.parts}
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -650,7 +649,7 @@ def test_every_writer_tells_when_its_file_was_taken_away(
 
 
 def test_a_selection_that_somebody_else_wrote_meanwhile_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`certk select` overwrites nothing, not even what appears while it works."""
     out = tmp_path / "keep.npz"
@@ -662,8 +661,9 @@ def test_a_selection_that_somebody_else_wrote_meanwhile_is_kept(
         real(self, path, replace=replace)
 
     monkeypatch.setattr(ck.Selection, "_write", late)
-    assert certk("select", tmp_path / "rows.npy", "--eps", "0.1", "-o", out) == 2
-    assert "exists already" in capsys.readouterr().err
+    found = said("select", tmp_path / "rows.npy", "--eps", "0.1", "-o", out)
+    assert found.code == 2
+    assert "exists already" in found.err
     assert out.read_text() == "faster"
 
 
