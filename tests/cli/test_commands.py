@@ -118,8 +118,13 @@ def test_verify_names_the_tensor_that_is_wrong(cache: Path, tmp_path: Path) -> N
     assert found.code == 1
     assert f"{out}: layers.1.value: its bytes were changed" in found.out
     assert re.fullmatch(r"certk: failed: 1 of 1 outputs do not hold \(first: [^\n]+\)\n", found.err)
-    [finding] = answered("verify", out, code=1)["outputs"][0]["findings"]
+    body = answered("verify", out, code=1)
+    [finding] = body["outputs"][0]["findings"]
     assert finding["where"] == "layers.1.value"
+    assert (body["schema"], body["holds"]) == (1, False)
+    assert (body["error"]["kind"], body["error"]["exit_code"]) == ("does-not-hold", 1)
+    assert body["error"]["message"].startswith("1 of 1 outputs do not hold")
+    assert body["error"]["message"] in found.err
     out.write_bytes(b"no")  # an output that is none
     assert certk("verify", out) == 1
 

@@ -30,6 +30,7 @@ from page_reader import Page
 from page_tables import paragraphs_of, tables_of
 
 KINDS = ("promised", "held_out", "left_out")
+NONE = np.empty(0, int)
 
 
 def make_job(
@@ -73,23 +74,19 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def leave_out(arrays: dict[str, np.ndarray]) -> None:
         for i in (0, 1):
-            promised = np.flatnonzero(rows_of(arrays, i, []) == 0)
+            promised = np.flatnonzero(rows_of(arrays, i, NONE) == 0)
             arrays[f"layers.{i}.left_out"] = promised[3:5]
 
     rewrite(out / "c1.safetensors", leave_out)
     return out
 
 
-def rows_of(arrays: dict[str, np.ndarray], i: int, left_out: Any) -> np.ndarray:
+def rows_of(arrays: dict[str, np.ndarray], i: int, left_out: np.ndarray) -> np.ndarray:
     """Return the kind of each row, flat, as in the format: 0 promised, 1 held out, 2 left out."""
     heads, m = arrays[f"layers.{i}.tail_mass_upper"].shape
     kinds = np.zeros((heads, m), int)
-    for head in range(heads):
-        for query in range(m):
-            if head * m + query in left_out:
-                kinds[head, query] = 2
-            if query in arrays[f"layers.{i}.held_out"]:
-                kinds[head, query] = 1
+    kinds.reshape(-1)[left_out] = 2
+    kinds[:, arrays[f"layers.{i}.held_out"]] = 1
     return kinds.reshape(-1)
 
 
@@ -99,8 +96,7 @@ def all_rows(out: Path) -> list[tuple[str, int, int, int, str, float, float]]:
     for path in sorted(out.glob("*.safetensors")):
         arrays = load_file(path)
         for i in (0, 1):
-            left_out = set(arrays.get(f"layers.{i}.left_out", np.empty(0, int)).tolist())
-            kinds = rows_of(arrays, i, left_out)
+            kinds = rows_of(arrays, i, arrays.get(f"layers.{i}.left_out", NONE))
             upper = arrays[f"layers.{i}.tail_mass_upper"]
             lower = arrays[f"layers.{i}.tail_mass_lower"]
             for row, kind in enumerate(kinds):
