@@ -458,8 +458,6 @@ def test_a_name_as_long_as_a_name_may_be(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------- what killed writers leave
 
-A_WEEK = 7 * 86400
-
 
 def left_behind(folder: Path, host: str | None = None, days: float = 0.0) -> Path:
     """A partial file that nobody has open."""

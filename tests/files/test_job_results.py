@@ -68,20 +68,17 @@ def test_the_frame_of_a_job_has_a_line_per_set(results: dict[str, Any], folder: 
     assert one.iloc[0]["held_out_high"] == said.held_out.high
 
 
-def test_the_frame_of_a_verdict_has_a_line_per_output(results: dict[str, Any]) -> None:
+def test_frames_of_verdicts_and_analyses_have_a_line_per_output_and_head(
+    results: dict[str, Any],
+) -> None:
     pytest.importorskip("pandas")
-    verdict = results["Verdict"]
-    frame = verdict.to_pandas()
+    outputs = results["Verdict"].outputs
+    frame = results["Verdict"].to_pandas()
     assert frame["holds"].tolist() == [True, True]
-    assert frame["rows_confirmed"].tolist() == [o.confirmed_rows for o in verdict.outputs]
+    assert frame["rows_confirmed"].tolist() == [each.confirmed_rows for each in outputs]
     assert (frame["rows_confirmed"] > 0).all()
-
-
-def test_the_frame_of_an_analysis_has_a_line_per_head(results: dict[str, Any]) -> None:
-    pytest.importorskip("pandas")
-    analysis = results["Analysis"]
-    frame = analysis.to_pandas()
-    heads = [head for cache in analysis.caches for head in cache.heads]
+    heads = [head for cache in results["Analysis"].caches for head in cache.heads]
+    frame = results["Analysis"].to_pandas()
     assert frame["shared"].tolist() == [head.shared for head in heads]
     assert frame["advice"].tolist() == [head.advice for head in heads]
     assert set(frame["eps"]) == {0.01}
