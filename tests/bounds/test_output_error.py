@@ -202,7 +202,9 @@ def tight(row: Row, found: OutputError) -> bool:
     return True
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize(
+    "part", [*range(8), *(pytest.param(part, marks=pytest.mark.heavy) for part in range(8, 20))]
+)
 def test_random_rows(part: int) -> None:
     rows = [make_row(seed) for seed in range(part * 100, part * 100 + 100)]
     assert sum(tight(row, check(row)) for row in rows) > 25
