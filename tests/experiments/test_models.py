@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fresh_process import run_script
 from repository import ROOT
 
 pytest.importorskip("torch")
@@ -21,20 +19,9 @@ hf = pytest.importorskip("transformers")
 EXPERIMENTS = ROOT / "experiments"
 
 
-def run(name: str, *arguments: str | Path) -> str:
-    """Return the output of an experiment, on one thread: models this small take longer with two."""
-    done = subprocess.run(
-        [sys.executable, EXPERIMENTS / name, *arguments],
-        capture_output=True, text=True, cwd=ROOT, timeout=600,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.heavy  # trains a model
 def test_decoder(tmp_path: Path) -> None:
-    told = run("decoder.py", "--quick", "--out", tmp_path)
+    told = run_script(EXPERIMENTS / "decoder.py", "--quick", "--out", tmp_path)
     same, of = map(int, re.search(r"The first (\d+) of (\d+) bytes are the same", told).groups())
     assert of == 20
     assert 1 <= same <= of
@@ -68,7 +55,7 @@ def test_decoder(tmp_path: Path) -> None:
 def test_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    told = run("held_out.py", "--quick", "--out", tmp_path)
+    told = run_script(EXPERIMENTS / "held_out.py", "--quick", "--out", tmp_path)
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["passages"] == 4
     assert -1 < found["excess"] <= 1e-9

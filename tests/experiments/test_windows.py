@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +11,11 @@ import pytest
 import window_fit
 
 from cli_fixtures import write_cache
+from fresh_process import run_script
 from repository import EXAMPLE, ROOT
 
 EPS = 0.05
-
-
-def run(script: str, *arguments: object) -> str:
-    command = [sys.executable, str(ROOT / "experiments" / script), *map(str, arguments)]
-    # One thread: models this small take longer with several.
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env=env
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+EXPERIMENTS = ROOT / "experiments"
 
 
 def fewest(shares: np.ndarray, eps: float) -> int:
@@ -108,7 +96,7 @@ def test_equal_sizes_are_those_of_the_law(exponent: float) -> None:
 
 
 def test_window_fit_of_the_example(tmp_path: Path) -> None:
-    told = run("window_fit.py", EXAMPLE, "--out", tmp_path / "x.json")
+    told = run_script(EXPERIMENTS / "window_fit.py", EXAMPLE, "--out", tmp_path / "x.json")
     found: dict[str, Any] = json.loads((tmp_path / "x.json").read_text())["all"]
     assert found["fit"]["C"] == pytest.approx(0.956, abs=5e-4)
     assert found["fit"]["C_interval"] == pytest.approx([0.870, 1.043], abs=5e-4)
@@ -129,7 +117,7 @@ def test_too_few_lengths_are_refused(tmp_path: Path) -> None:
 @pytest.mark.heavy  # trains a model
 def test_window_perplexity(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    told = run("window_perplexity.py", "--quick", "--out", tmp_path)
+    told = run_script(EXPERIMENTS / "window_perplexity.py", "--quick", "--out", tmp_path)
     found = json.loads((tmp_path / "windows.json").read_text())
     dense, certified, power, fixed = found["rows"]
     assert [row["rule"] for row in found["rows"]] == [

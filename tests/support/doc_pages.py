@@ -72,7 +72,7 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
-def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> None:
+def run_page(page: str, names: dict[str, Any]) -> None:
     """Run the Python and shell blocks of a page in the current folder.
 
     A text block is what the block before it prints, but for numbers: its lines are there in that
@@ -81,7 +81,6 @@ def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> 
     Args:
         page: Its path in the repository.
         names: What the page takes for given.
-        longer: Arguments that a command is given beside those it is shown with.
     """
     module = types.ModuleType("__main__")  # classes of a block have to be found
     module.__dict__.update(names)
@@ -97,7 +96,7 @@ def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> 
         elif block.language == "sh":
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 for line in block.text.splitlines():
-                    run_line(line, where, longer.get(line.split("  #")[0].strip(), []))
+                    run_line(line, where)
             printed = out.getvalue()
         elif block.language == "text":
             assert_printed(block.text, printed, where)
@@ -134,7 +133,7 @@ def check_dependencies(text: str, where: str) -> None:
             assert re.search(rf"^{each} = \[", ours, re.M), f"{where}: no feature {each}"
 
 
-def run_line(line: str, where: str, more: list[str]) -> None:
+def run_line(line: str, where: str) -> None:
     """Run a command of ours; of others, see that what they name is there.
 
     Not run: targets of make, which are what runs this; scripts (tests/structure/test_examples.py
@@ -146,7 +145,7 @@ def run_line(line: str, where: str, more: list[str]) -> None:
     if words[:1] == ["certk"]:
         from certk_rs.cli import main
 
-        assert main([*words[1:], *more]) == 0, f"{where}: {line}"
+        assert main(words[1:]) == 0, f"{where}: {line}"
     elif words[:1] == ["make"]:
         targets = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
         assert set(words[1:]) <= set(" ".join(targets).split()), f"{where}: {line}"

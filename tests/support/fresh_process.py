@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from repository import ROOT
+
 
 def run_python(
     code: str, *, beside: Path | None = None, **environment: str
@@ -21,6 +23,17 @@ def run_python(
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
+
+
+def run_script(script: Path, *arguments: object) -> str:
+    """Return the output of a script on one thread: small models take longer with several."""
+    done = subprocess.run(
+        [sys.executable, script, *map(str, arguments)],
+        capture_output=True, text=True, cwd=ROOT, timeout=600, check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_forked(work: Callable[[], object]) -> None:

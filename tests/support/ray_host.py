@@ -302,6 +302,6 @@ def page_runs(page: str, folder: str) -> None:
     shutil.copy(EXAMPLE, Path(folder, "cache.safetensors"))
     os.chdir(folder)
     try:
-        run_page(page, {}, {})
+        run_page(page, {})
     finally:
         os.chdir("/")

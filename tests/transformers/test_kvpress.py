@@ -292,7 +292,7 @@ def test_the_page_runs(pipeline: Any) -> None:
         "model": pipeline.model, "tokenizer": pipeline.tokenizer, "context": CONTEXT,
         "question": "who?",
     }  # fmt: skip
-    pages.run_page("docs/kvpress.md", given, {})
+    pages.run_page("docs/kvpress.md", given)
 
 
 def test_the_page_says_when_fake_keys_do_not_vanish() -> None:
