@@ -133,15 +133,17 @@ def test_inputs_are_those_of_prune(caches: Path) -> None:
 
 def test_the_page_has_all_files_together_and_then_each(caches: Path) -> None:
     html = caches.parent / "page.html"
+    for i in range(1, 4):
+        (caches / f"{i}.safetensors").unlink()
     code, out, _ = said("analyze", caches, "-r", "--eps", "0.05", "--html", html)
     assert code == 1
     text = html.read_text(encoding="utf-8")
     page = Page()
     page.feed(text)
     assert page.fetched == []
-    assert page.tags.count("svg") == 2 + 5 * 4
+    assert page.tags.count("svg") == 2 + 2 * 4
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
-    assert titles == ["All files", *(f"{i}.safetensors" for i in range(4)), "deep/x.safetensors"]
+    assert titles == ["All files", "0.safetensors", "deep/x.safetensors"]
     assert text.count("2b.safetensors") == 2
     assert len(page.ids) == len(set(page.ids))
     # The same cells as on the terminal, where there is room for all of them.
@@ -228,7 +230,7 @@ def test_a_spool_is_a_sequence() -> None:
     assert np.array_equal(Spool([np.arange(3)])[0], np.arange(3))
 
 
-@pytest.mark.parametrize("layers", [6, 16, 17, 24, 48, 128])
+@pytest.mark.parametrize("layers", [6, 17, 128])
 def test_names_of_many_layers_do_not_run_into_each_other(
     monkeypatch: pytest.MonkeyPatch, layers: int
 ) -> None:

@@ -25,19 +25,30 @@ posix = pytest.mark.skipif(os.name != "posix", reason="forks, and sends signals 
 # ------------------------------------------------------------------------------------ signals
 
 
-def moments(imports: int) -> list[int]:
+def moments(imports: int, some: int = 6) -> list[int]:
     """All of the first imports, and some of all."""
-    return [*range(1, 10), *range(10, imports + 1, imports // 16)]
+    return [*range(1, 10), *range(10, imports + 1, imports // some)]
 
 
 @posix
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "-h"], PLAN, ["verify", "none"]])
-def test_ctrl_c_at_any_moment_of_start_up(arguments: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "some"),
+    [
+        (["--help"], 2),
+        (PLAN, 10),
+        (["verify", "none"], 6),
+        *(
+            pytest.param(words.split(), 64, marks=pytest.mark.heavy)
+            for words in ("--help", "plan -h", " ".join(PLAN), "verify none")
+        ),
+    ],
+)
+def test_ctrl_c_at_any_moment_of_start_up(arguments: list[str], some: int, tmp_path: Path) -> None:
     """Also where NumPy is being imported, in C, which would make another error of it."""
     with Starts(tmp_path) as starts:
         whole = starts.run(arguments)
         assert whole.imports > 100
-        for at in moments(whole.imports):
+        for at in moments(whole.imports, some):
             ended = starts.run(arguments, at, signal.SIGINT)
             assert (ended.code, ended.err) == (130, "certk: interrupted\n"), at
             # What is printed is printed when it is known, as ever.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -9,22 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import certk_rs
+from cli_fixtures import said
 from repository import ROOT
 
-HEAVY = (
-    "torch",
-    "transformers",
-    "kvpress",
-    "ray",
-    "matplotlib",
-    "typer",
-    "rich",
-    "safetensors",
-    "scipy",
-    "ml_dtypes",
-    "pandas",
-    "pyarrow",
-)
+HEAVY = {
+    *("torch", "transformers", "kvpress", "ray", "matplotlib", "typer", "rich", "safetensors"),
+    *("scipy", "ml_dtypes", "pandas", "pyarrow"),
+}
 ALLOWED_MS = 150
 
 
@@ -56,7 +49,7 @@ print(*(after - before - set(sys.stdlib_module_names)))
 def test_calls_load_none_of_the_optional_packages() -> None:
     calls = "ck.select(x, 0.1), ck.certify(x, [0]), ck.keep_set([x], 0.1)"
     code = f"import sys, numpy, certk_rs as ck; x = [0.0, 1.0]; {calls}; print(*sys.modules)"
-    assert not {name.partition(".")[0] for name in run(code).split()} & set(HEAVY)
+    assert not {name.partition(".")[0] for name in run(code).split()} & HEAVY
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["verify", "none"]])
@@ -64,7 +57,7 @@ def test_the_command_line_loads_what_the_command_needs(arguments: list[str]) -> 
     code = f"import sys; from certk_rs.cli import main; main({arguments}); print(*sys.modules)"
     loaded = set(run(code).split())
     assert "certk_rs.cli" in loaded
-    assert not {name.partition(".")[0] for name in loaded} & (set(HEAVY) - {"typer", "rich"})
+    assert not {name.partition(".")[0] for name in loaded} & (HEAVY - {"typer", "rich"})
     assert "statistics" not in loaded
     if arguments == ["--help"]:  # parsing arguments, typer loads it itself
         assert "importlib.metadata" not in loaded
@@ -114,9 +107,25 @@ else:
     raise SystemExit("a name that is none")
 print(*sys.modules)
 """
-    assert not {name.partition(".")[0] for name in run(code).split()} & set(HEAVY)
+    assert not {name.partition(".")[0] for name in run(code).split()} & HEAVY
 
 
+def test_checkers_are_told_of_every_name_that_comes_later() -> None:
+    """The imports that only a checker sees are those that the package makes later."""
+    tree = ast.parse((ROOT / "python" / "certk_rs" / "__init__.py").read_text())
+    told, *_ = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        (each.module, name.name)
+        for each in told.body
+        if isinstance(each, ast.ImportFrom)
+        for name in each.names
+    }
+    later = {(module, name) for module, names in certk_rs._NAMES.items() for name in names}
+    assert seen == later | {(None, module) for module in certk_rs._MODULES}
+    assert {name for _, name in seen} == set(certk_rs.__all__)
+
+
+@pytest.mark.heavy  # mypy reads NumPy's stubs anew: half a minute
 def test_checkers_see_the_signatures_of_what_comes_later(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     file = tmp_path / "user.py"
@@ -145,9 +154,35 @@ def test_checkers_see_the_signatures_of_what_comes_later(tmp_path: Path) -> None
     assert len(said) == 5
 
 
-def test_without_kvpress_it_says_what_to_install() -> None:
-    pytest.importorskip("transformers")
-    code = "import sys; sys.modules['kvpress'] = None; import certk_rs.kvpress"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ImportError: certk_rs.kvpress needs kvpress" in done.stderr
-    assert "pip install 'torch>=2.6' 'kvpress>=0.5.5' 'transformers>=4.57,<5.3'" in done.stderr
+PIP = "pip install 'torch>=2.6'"
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "install"),
+    [
+        ("torch", "torch", PIP),
+        ("transformers", "torch", f"{PIP} 'transformers>=5'"),
+        ("transformers", "transformers", f"{PIP} 'transformers>=5'"),
+        ("kvpress", "kvpress", f"{PIP} 'kvpress>=0.5.5' 'transformers>=4.57,<5.3'"),
+    ],
+)
+def test_without_a_package_it_says_what_to_install(module: str, missing: str, install: str) -> None:
+    if missing != "torch":
+        pytest.importorskip("torch")
+        pytest.importorskip("transformers")
+    code = f"import sys; sys.modules[{missing!r}] = None\ntry:\n    import certk_rs.{module}\n"
+    told = run(code + "except ImportError as error:\n    print(error)")
+    named = "PyTorch" if module == "torch" else missing
+    assert f"certk_rs.{module} needs {named}" in told
+    assert install in told
+
+
+def test_the_command_line_says_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("certk_rs.transformers")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "text").write_text("word")
+    found = said("capture", "--model", tmp_path, "--text", tmp_path / "text", "-o", tmp_path / "o")
+    assert (found.code, found.out) == (2, "")
+    told = "certk: error: certk capture cannot run: certk_rs.transformers needs torch"
+    assert found.err.startswith(told)

@@ -6,6 +6,7 @@ The truth is computed in float64 from what the model asked, over the kept keys a
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import pickle
@@ -20,7 +21,7 @@ import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import transformers as ct
 from certk_rs.cache_format import SafetensorsFile, read_certificate
-from model_caches import logits_of, prefilled, seen_by
+from model_caches import last_queries, logits_of, prefilled
 
 N, MORE, EPS = 96, 12, 0.02
 CODES: dict[str, Any] = {"guard": "codes"}
@@ -34,6 +35,11 @@ def prepared(
     name: str = "llama", dtype: Any = torch.float32, *, sharp: float = 6, unlike: bool = False
 ) -> Prepared:
     """A model whose heads look at few keys, tokens, the cache of the first N, its queries."""
+    return copy.deepcopy(_prepared(name, dtype, sharp, unlike))
+
+
+@functools.cache
+def _prepared(name: str, dtype: Any, sharp: float, unlike: bool) -> Prepared:
     model, ids = zoo.build(name).to(dtype), zoo.tokens(1, N + MORE)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -47,15 +53,15 @@ def prepared(
                 attention.q_proj.weight[attention.q_proj.weight.shape[0] // 2 :] *= 4
                 attention.v_proj.weight[d:] *= 30
                 attention.o_proj.weight[:, attention.o_proj.weight.shape[1] // 2 :] /= 30
-    queries = [call["query"][:, :, -8:] for call in seen_by(model, ids[:, :N])]
-    return model, ids, prefilled(model, ids[:, :N]), queries
+    return model, ids, prefilled(model, ids[:, :N]), last_queries(model, ids[:, :N], 8)
 
 
-def decoded(model: Any, cache: Any, ids: Any) -> tuple[list[dict[str, Any]], Any]:
-    """The calls of certified attention, token by token, and the logits."""
-    with zoo.spied() as calls:
+def decoded(model: Any, cache: Any, ids: Any, **use: Any) -> tuple[list[dict[str, Any]], Any, Any]:
+    """The calls of certified attention, token by token, the logits, and what was recorded."""
+    ct.use(model, **({"eps": 0} | use))
+    with zoo.spied() as calls, ct.Recorder() as recorder:
         steps = [logits_of(model, ids[:, at : at + 1], cache) for at in range(N, N + MORE)]
-    return calls, torch.cat(steps, 1)
+    return calls, torch.cat(steps, 1), recorder
 
 
 class Truth:
@@ -102,9 +108,7 @@ def test_what_later_queries_lose_is_proven(name: str, dtype: Any) -> None:
     model, ids, cache, queries = prepared(name, dtype)
     pruned = ct.prune_cache(cache, queries, EPS, **CODES)
     assert pruned.guard_bytes > 0
-    ct.use(model, eps=0)
-    with ct.Recorder() as recorder:
-        calls, _ = decoded(model, pruned, ids)
+    calls, _, recorder = decoded(model, pruned, ids)
     assert len(pruned.lost) == len(calls) == MORE * len(pruned.layers)
     over, near = 0, []
     for at, (call, said) in enumerate(zip(calls, pruned.lost, strict=True)):
@@ -128,9 +132,7 @@ def test_what_later_queries_lose_is_proven(name: str, dtype: Any) -> None:
 def test_recall_keeps_every_query_within_its_budget(name: str, promote: bool) -> None:
     model, ids, cache, queries = prepared(name)
     pruned = ct.prune_cache(cache, queries, EPS, promote=promote, **RECALL)
-    ct.use(model, eps=0)
-    with ct.Recorder() as recorder:
-        decoded(model, pruned, ids)
+    *_, recorder = decoded(model, pruned, ids)
     assert all((call.left <= EPS).all() for call in pruned.lost)
     assert any(call.recalled.any() for call in pruned.lost)
     assert all(layer.holds and layer.error_bound is not None for layer in recorder.layers)
@@ -143,9 +145,7 @@ def test_outputs_are_as_near_as_is_said(on_breach: Any) -> None:
     model, ids, cache, queries = prepared()
     options = CODES | {"on_breach": on_breach}
     pruned = ct.prune_cache(cache, queries, 0.05, promote=True, **options)
-    ct.use(model, eps=0)
-    with ct.Recorder() as recorder:
-        calls, _ = decoded(model, pruned, ids)
+    calls, _, recorder = decoded(model, pruned, ids)
     for at, (call, lost) in enumerate(zip(calls, pruned.lost, strict=True)):
         off, bound = Truth(at, call, pruned, cache).off, recorder.calls[at].error_bound
         assert bound is not None
@@ -160,13 +160,10 @@ def test_outputs_are_kept_within_a_budget_of_their_own(dtype: Any, promote: bool
     model, ids, cache, queries = prepared(dtype=dtype)
     noted = ct.prune_cache(cache, queries, 0.3, out_tol=0.05, **CODES)
     pruned = ct.prune_cache(cache, queries, 0.3, out_tol=0.05, promote=promote, **RECALL)
-    ct.use(model, eps=0)
-    with ct.Recorder() as recorder:
-        decoded(model, noted, ids)
+    *_, recorder = decoded(model, noted, ids)
     assert not all(layer.holds for layer in recorder.layers)
     assert any((call.moved > 0.05).any() for call in noted.lost)
-    with ct.Recorder() as recorder:
-        calls, _ = decoded(model, pruned, ids)
+    calls, _, recorder = decoded(model, pruned, ids)
     assert all(layer.holds and layer.budget == 0.05 for layer in recorder.layers)
     fetched = sum(int(call.recalled.sum()) for call in pruned.lost)
     gone = sum(map(len, pruned.layers[0].guarded.guard.positions)) * len(pruned.layers)
@@ -181,9 +178,7 @@ def test_what_attention_drops_is_lost_beside_what_was_pruned(on_breach: Any) -> 
     model, ids, cache, queries = prepared(sharp=0.4, unlike=True)
     eps, own = 0.4, 0.25
     pruned = ct.prune_cache(cache, queries, eps, guard="codes", on_breach=on_breach)
-    ct.use(model, eps=own, even_if_slower=True)
-    with ct.Recorder() as recorder:
-        calls, _ = decoded(model, pruned, ids)
+    calls, _, recorder = decoded(model, pruned, ids, eps=own, even_if_slower=True)
     both = recalled = 0
     every = zip(calls, recorder.calls, pruned.lost, strict=True)
     for at, (call, said, lost) in enumerate(every):
@@ -212,7 +207,6 @@ def test_nothing_is_lost_with_a_budget_of_nothing() -> None:
         layer.guarded._eps[:] = 0
     full = copy.deepcopy(cache)
     steps = [logits_of(model, ids[:, at : at + 1], full) for at in range(N, N + MORE)]
-    ct.use(model, eps=0)
     for each in (thin, pruned):
         assert torch.allclose(decoded(model, each, ids)[1], torch.cat(steps, 1), atol=1e-4)
     assert all((call.left == 0).all() for call in thin.lost)
@@ -221,7 +215,6 @@ def test_nothing_is_lost_with_a_budget_of_nothing() -> None:
 def test_few_stay_and_the_oldest_go() -> None:
     model, ids, cache, queries = prepared()
     pruned = ct.prune_cache(cache, queries, EPS, promote=True, most_promoted=3, **RECALL)
-    ct.use(model, eps=0)
     decoded(model, pruned, ids)
     assert all(count <= 3 for layer in pruned.promoted for count in layer)
     assert all((call.left <= EPS).all() for call in pruned.lost)
@@ -255,16 +248,13 @@ def test_breaches_that_are_errors(
     model, ids, cache, queries = prepared(dtype=dtype)
     eps = 0.3 if "out_tol" in prune else 0.001
     pruned = ct.prune_cache(cache, queries, eps, **CODES, **prune)
-    ct.use(model, **({"eps": 0} | use))
     with pytest.raises(ck.CertkError, match=rf"layer \d, .*{message}|{message}"):
-        decoded(model, pruned, ids)
+        decoded(model, pruned, ids, **use)
 
 
 def test_rounding_beyond_a_budget_is_recorded() -> None:
     model, ids, cache, queries = prepared(dtype=torch.bfloat16)
-    ct.use(model, eps=0)
-    with ct.Recorder() as recorder:
-        decoded(model, ct.prune_cache(cache, queries, 0.3, out_tol=1e-5, **CODES), ids)
+    *_, recorder = decoded(model, ct.prune_cache(cache, queries, 0.3, out_tol=1e-5, **CODES), ids)
     assert not any(layer.holds for layer in recorder.layers)
 
 
@@ -330,7 +320,6 @@ def test_rows_come_back_from_a_file(dtype: Any, tmp_path: Path) -> None:
     own = ct.prune_cache(cache, queries, EPS, **RECALL)
     filed = ct.prune_cache(ct.from_cache(path), queries, EPS, source=path, **RECALL)
     copied = pickle.loads(pickle.dumps(filed))
-    ct.use(model, eps=0)
     found = [decoded(model, each, ids)[1] for each in (own, filed, copied)]
     assert any(call.recalled.any() for call in filed.lost)
     assert all(torch.equal(found[0], each) for each in found)
@@ -363,7 +352,6 @@ def written(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_is_as_if_it_had_been_pruned_in_memory(name: str, tmp_path: Path) -> None:
     (model, ids, cache, queries), source, output = written(tmp_path, prepared(name))
-    ct.use(model, eps=0)
     for on_breach in ("report", "recall"):
         here = ct.prune_cache(cache, queries, EPS, guard="codes", on_breach=on_breach)
         rows = source if on_breach == "recall" else None
@@ -379,7 +367,6 @@ def test_a_file_is_as_if_it_had_been_pruned_in_memory(name: str, tmp_path: Path)
 
 def test_each_layer_keeps_to_its_own_budget(tmp_path: Path) -> None:
     (model, ids, _, _), source, output = written(tmp_path, eps="0=0.2,*=0.01")
-    ct.use(model, eps=0)
 
     def most(**options: Any) -> dict[int, float]:
         cache = ct.from_cache(output, on_breach="recall", source=source, **options)
@@ -411,9 +398,7 @@ def test_each_kv_head_keeps_to_its_own_budget(promote: bool, tmp_path: Path) -> 
     budgets = {layer: tuple(map(float, each)) for layer, each in certificate.eps.items()}
     assert all(one > 5 * two > 0 for one, two in budgets.values())
     pruned = ct.from_cache(output, on_breach="recall", source=source, promote=promote)
-    ct.use(model, eps=0)
-    with ct.Recorder() as recorder:
-        calls, _ = decoded(model, pruned, ids)
+    calls, _, recorder = decoded(model, pruned, ids)
     more = 0
     every = zip(calls, recorder.calls, pruned.lost, strict=True)
     for at, (call, said, lost) in enumerate(every):
@@ -431,7 +416,6 @@ def test_each_kv_head_keeps_to_its_own_budget(promote: bool, tmp_path: Path) -> 
 @pytest.mark.parametrize("granularity", ["layer", "token"])
 def test_sets_of_several_heads(granularity: str, tmp_path: Path) -> None:
     (model, ids, _, _), source, output = written(tmp_path, granularity=granularity)
-    ct.use(model, eps=0)
     cache = ct.from_cache(output, on_breach="recall", source=source)
     for each in (pickle.loads(pickle.dumps(cache)), cache):
         decoded(model, each, ids)
@@ -459,7 +443,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ck.CertkError, match=message):
             ct.from_cache(path, **options)
-    ct.use(model, eps=0)
     with pytest.raises(ck.CertkError, match=r"layer \d.*: a query may lose .* with a smaller"):
         decoded(model, ct.from_cache(output, on_breach="raise"), ids)
     # The same cache, changed since.

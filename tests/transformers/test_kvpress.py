@@ -131,15 +131,10 @@ def test_decoding_is_that_over_the_kept_keys(name: str, steps: int) -> None:
     for compact in WAYS:
         cache = pressed(CertkPress(0.2, window=8, compact=compact), model, ids)
         kept = [layer[0] for layer in kept_in(cache, dense)]
-        found = []
-        for implementation in ("sdpa", "certk"):
-            switched = copy.deepcopy(model)
-            if implementation == "certk":
-                ct.use(switched, eps=0)
-            with torch.inference_mode():
-                past = copy.deepcopy(cache)
-                out = switched(input_ids=more, past_key_values=past, position_ids=where)
-            found.append(out.logits)
+        found = [
+            caches.logits_of(switched, more, copy.deepcopy(cache), position_ids=where)
+            for switched in (model, ct.use(copy.deepcopy(model), eps=0))
+        ]
         theirs = caches.reference_step(model, full, kept, more)
         exact = copy.deepcopy(model).double()
         truth = caches.reference_step(exact, caches.prefilled(exact, ids), kept, more)
@@ -164,16 +159,13 @@ def test_generate_goes_on_with_what_is_kept(beams: int) -> None:
     assert press.compression_ratio > 0.3
     if beams > 1:
         return
+    every = kept_in(pressed(press, model, ids), caches.seen_by(model, ids))
     for b in range(2):
         alone = ids[b : b + 1]
-        kept = [layer[b] for layer in kept_in_all(press, model, ids)]
+        kept = [layer[b] for layer in every]
         more = out[b : b + 1, N:]
         logits = caches.reference_step(model, caches.prefilled(model, alone), kept, more[:, :-1])
         assert torch.equal(logits.argmax(-1), more[:, 1:])
-
-
-def kept_in_all(press: Any, model: Any, ids: Any) -> Kept:
-    return kept_in(pressed(press, model, ids), caches.seen_by(model, ids))
 
 
 def test_eps_zero_keeps_all_and_changes_no_bit() -> None:
@@ -184,10 +176,10 @@ def test_eps_zero_keeps_all_and_changes_no_bit() -> None:
         cache = pressed(press, model, ids)
         assert press.compression_ratio == 0
         assert all((c.kept == N).all() and not c.tail_mass_upper.any() for c in press.certificates)
-        with torch.inference_mode():
-            one = model(input_ids=more, past_key_values=cache).logits
-            other = model(input_ids=more, past_key_values=copy.deepcopy(plain)).logits
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+        one = caches.logits_of(model, more, cache)
+        assert torch.allclose(
+            one, caches.logits_of(model, more, copy.deepcopy(plain)), rtol=1e-5, atol=1e-5
+        )
         for layer, same in zip(cache.layers, plain.layers, strict=True):
             assert torch.equal(layer.keys[:, :, :N], same.keys)
 
@@ -333,14 +325,55 @@ def test_bad_arguments_are_errors(options: dict[str, Any], says: str) -> None:
 
 def refused(says: str, model: Any, press: Any = None, **more: Any) -> None:
     given = {"input_ids": zoo.tokens(2, N), "past_key_values": hf.DynamicCache()} | more
-    with pytest.raises(ck.CertkError, match=says), torch.inference_mode():  # noqa: SIM117
-        with press or CertkPress(0.1, window=8)(model):
-            model(**given)
+    with pytest.raises(ck.CertkError, match=says), press or CertkPress(0.1, window=8)(model):
+        caches.run(model, given.pop("input_ids"), **given)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_refused(side: str) -> None:
-    refused("padding", zoo.build("llama"), attention_mask=zoo.padding(2, N, side))
+def eager() -> Any:
+    model = zoo.build("llama")
+    model.set_attn_implementation("eager")
+    return model
+
+
+def gemma2() -> Any:
+    more = {"num_key_value_heads": 2, "head_dim": 12, "layer_types": ["full_attention"] * 2}
+    return hf.Gemma2ForCausalLM(hf.Gemma2Config(**zoo.SMALL, **more)).eval()
+
+
+def training() -> Any:
+    model = zoo.build("llama")
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    return model.train()
+
+
+@pytest.mark.parametrize(
+    ("says", "model", "more"),
+    [
+        *(
+            ("padding", "llama", {"attention_mask": zoo.padding(2, N, side)})
+            for side in ("left", "right")
+        ),
+        ("sliding window of 7", "mistral-window", {}),
+        ("sliding window", "gemma3", {}),
+        ("where GPT2LMHeadModel has its layers", "gpt2", {}),
+        ("is in float64", lambda: zoo.build("llama").double(), {}),
+        ("'eager' passes", eager, {}),
+        ("asks for softcap", gemma2, {}),
+        ("at random", training, {}),
+        (
+            "use attn_implementation|is a StaticLayer", "llama",
+            {"past_key_values": lambda config: hf.StaticCache(config=config, max_cache_len=N + 4)},
+        ),
+        ("is a IndexedLayer", "llama", {"past_key_values": lambda _: ct.CertkCache()}),
+        ("is a NoneType", "llama", {"use_cache": False, "past_key_values": None}),
+    ],
+)  # fmt: skip
+def test_unsupported_models_masks_and_caches_are_refused(
+    says: str, model: Any, more: dict[str, Any]
+) -> None:
+    made = zoo.build(model) if isinstance(model, str) else model()
+    refused(says, made, **{k: x(made.config) if callable(x) else x for k, x in more.items()})
 
 
 def test_a_mask_that_hides_nothing_is_none() -> None:
@@ -355,39 +388,12 @@ def test_a_mask_that_hides_nothing_is_none() -> None:
             assert np.array_equal(one.kept, other.kept)
 
 
-def test_unsupported_models_are_refused() -> None:
-    refused("sliding window of 7", zoo.build("mistral-window"))
-    refused("sliding window", zoo.build("gemma3"))
-    refused("where GPT2LMHeadModel has its layers", zoo.build("gpt2"))
-    refused("is in float64", zoo.build("llama").double())
-    eager = zoo.build("llama")
-    eager.set_attn_implementation("eager")
-    refused("'eager' passes", eager)
-    gemma2 = hf.Gemma2Config(
-        **zoo.SMALL, num_key_value_heads=2, head_dim=12, layer_types=["full_attention"] * 2
-    )
-    refused("asks for softcap", hf.Gemma2ForCausalLM(gemma2).eval())
-    training = zoo.build("llama")
-    training.config.attention_dropout = 0.5
-    for layer in training.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    refused("at random", training.train())
-
-
 def test_a_window_longer_than_the_model_is_none() -> None:
     model = zoo.build("mistral")
     model.config.sliding_window = 4096
     press = CertkPress(0.1, window=8)
     pressed(press, model, zoo.tokens(1, N))
     assert len(press.certificates) == 3
-
-
-def test_other_caches_are_refused() -> None:
-    model = zoo.build("llama")
-    static = hf.StaticCache(config=model.config, max_cache_len=N + 4)
-    refused("use attn_implementation|is a StaticLayer", model, past_key_values=static)
-    refused("is a IndexedLayer", model, past_key_values=ct.CertkCache())
-    refused("is a NoneType", model, use_cache=False, past_key_values=None)
 
 
 def test_other_presses_around_it_are_refused() -> None:
@@ -449,8 +455,7 @@ def test_a_masked_cache_is_cropped_selected_and_repeated() -> None:
     first = pressed(CertkPress(0.2, window=8), model, ids)
 
     def step(cache: Any, rows: Any) -> Any:
-        with torch.inference_mode():
-            return model(input_ids=rows, past_key_values=cache).logits
+        return caches.logits_of(model, rows, cache)
 
     plain = step(copy.deepcopy(first), more)
     grown = copy.deepcopy(first)
@@ -503,67 +508,57 @@ def scored(**more: Any) -> Any:
     return kvpress.KnormPress(0.5, **more)
 
 
-def _duo() -> Any:
-    # Its pattern of heads is downloaded for known models.
-    press = kvpress.DuoAttentionPress(0.5)
-    press.post_init_from_model = lambda _model: None
-    press.sink_size, press.recent_size = 2, 10
-    press.streaming_mask = torch.tensor([[True, False], [False, True], [True, True]])
-    return press
-
-
-def _finch() -> Any:
-    press = kvpress.FinchPress(0.5)
-    press.delimiter_token, press.delimiter_token_id, press.window_size = "<s>", 50, 4
-    return press
-
-
-OTHERS = {
-    "AdaKVPress": lambda: kvpress.AdaKVPress(scored()),
-    "BlockPress": lambda: kvpress.BlockPress(scored(), block_size=10),
-    "CAMPress": lambda: kvpress.CAMPress(scored(), compression_interval=2, target_size=30),
-    "CURPress": lambda: kvpress.CURPress(0.5),
-    "CapPress": lambda: kvpress.CapPress(0.5, n_future_positions=16),
-    "ChunkKVPress": lambda: kvpress.ChunkKVPress(OTHERS["SnapKVPress"](), chunk_length=5),
-    "ChunkPress": lambda: kvpress.ChunkPress(scored(), chunk_length=20),
-    "CompactorPress": lambda: kvpress.CompactorPress(0.5),
-    "ComposedPress": lambda: kvpress.ComposedPress([scored(), OTHERS["ThinKPress"]()]),
-    "CompressionRatioDecodingPress": lambda: kvpress.CompressionRatioDecodingPress(
-        scored(), compression_interval=2
-    ),
-    "CriticalAdaKVPress": lambda: kvpress.CriticalAdaKVPress(scored()),
-    "CriticalKVPress": lambda: kvpress.CriticalKVPress(scored()),
-    "DMSPress": lambda: kvpress.DMSPress(
-        scored(), threshold=-1.5, sliding_window_size=8, decoding=True
-    ),
-    "DecodingPress": lambda: kvpress.DecodingPress(
-        scored(), compression_interval=2, target_size=30
-    ),
-    "DuoAttentionPress": _duo,
-    "EntropyGatedChunkKVPress": lambda: kvpress.EntropyGatedChunkKVPress(OTHERS["SnapKVPress"]()),
-    "ExpectedAttentionPress": lambda: kvpress.ExpectedAttentionPress(0.5, n_future_positions=16),
-    "FinchPress": _finch,
-    "KVComposePress": lambda: kvpress.KVComposePress(structured=False, compression_ratio=0.5),
-    "KVzipPress": lambda: kvpress.KVzipPress(0.5),
-    "KeyDiffPress": lambda: kvpress.KeyDiffPress(0.5),
-    "KeyRerotationPress": lambda: kvpress.KeyRerotationPress(scored()),
-    "KnormPress": scored,
-    "LagKVPress": lambda: kvpress.LagKVPress(0.5, lag_size=8),
-    "LeverageScorePress": lambda: kvpress.LeverageScorePress(0.5),
-    "MergingPress": lambda: kvpress.MergingPress(scored()),
-    "NonCausalAttnPress": lambda: kvpress.NonCausalAttnPress(0.5),
-    "PerLayerCompressionPress": lambda: kvpress.PerLayerCompressionPress(scored(), [0.2, 0.4, 0.6]),
-    "PrefillDecodingPress": lambda: kvpress.PrefillDecodingPress(
-        scored(), OTHERS["DecodingPress"]()
-    ),
-    "PyramidKVPress": lambda: kvpress.PyramidKVPress(0.5, window_size=8, beta=5),
-    "RandomPress": lambda: kvpress.RandomPress(0.5, seed=1),
-    "SimLayerKVPress": lambda: kvpress.SimLayerKVPress(0.0, n_recent=10, n_initial=2),
-    "SnapKVPress": lambda: kvpress.SnapKVPress(0.5, window_size=8),
-    "StreamingLLMPress": lambda: kvpress.StreamingLLMPress(0.5),
-    "TOVAPress": lambda: kvpress.TOVAPress(0.5),
-    "ThinKPress": lambda: kvpress.ThinKPress(0.5, window_size=8),
+# Presses that need a ratio alone, those around another one, and those with more to say.
+SIMPLE = [
+    *("CURPress", "CompactorPress", "KVzipPress", "KeyDiffPress", "KnormPress"),
+    *("LeverageScorePress", "NonCausalAttnPress", "StreamingLLMPress", "TOVAPress"),
+]
+AROUND = [
+    *("AdaKVPress", "CriticalAdaKVPress", "CriticalKVPress", "KeyRerotationPress", "MergingPress"),
+]
+SNAP: dict[str, Any] = {"compression_ratio": 0.5, "window_size": 8}
+SETTLED: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "BlockPress": ([scored], {"block_size": 10}),
+    "CAMPress": ([scored], {"compression_interval": 2, "target_size": 30}),
+    "CapPress": ([0.5], {"n_future_positions": 16}),
+    "ChunkKVPress": ([lambda: kvpress.SnapKVPress(**SNAP)], {"chunk_length": 5}),
+    "ChunkPress": ([scored], {"chunk_length": 20}),
+    "ComposedPress": ([lambda: [scored(), kvpress.ThinKPress(0.5, window_size=8)]], {}),
+    "CompressionRatioDecodingPress": ([scored], {"compression_interval": 2}),
+    "DMSPress": ([scored], {"threshold": -1.5, "sliding_window_size": 8, "decoding": True}),
+    "DecodingPress": ([scored], {"compression_interval": 2, "target_size": 30}),
+    "EntropyGatedChunkKVPress": ([lambda: kvpress.SnapKVPress(**SNAP)], {}),
+    "ExpectedAttentionPress": ([0.5], {"n_future_positions": 16}),
+    "KVComposePress": ([], {"structured": False, "compression_ratio": 0.5}),
+    "LagKVPress": ([0.5], {"lag_size": 8}),
+    "PerLayerCompressionPress": ([scored, [0.2, 0.4, 0.6]], {}),
+    "PrefillDecodingPress": ([scored, lambda: other("DecodingPress")], {}),
+    "PyramidKVPress": ([0.5], {"window_size": 8, "beta": 5}),
+    "RandomPress": ([0.5], {"seed": 1}),
+    "SimLayerKVPress": ([0.0], {"n_recent": 10, "n_initial": 2}),
+    "SnapKVPress": ([], SNAP),
+    "ThinKPress": ([0.5], {"window_size": 8}),
 }
+OTHERS = [*SIMPLE, *AROUND, *SETTLED, "DuoAttentionPress", "FinchPress"]
+
+
+def other(name: str) -> Any:
+    """Make a press of kvpress."""
+    if name == "DuoAttentionPress":
+        # Its pattern of heads is downloaded for known models.
+        press = kvpress.DuoAttentionPress(0.5)
+        press.post_init_from_model = lambda _model: None
+        press.sink_size, press.recent_size = 2, 10
+        press.streaming_mask = torch.tensor([[True, False], [False, True], [True, True]])
+        return press
+    if name == "FinchPress":
+        press = kvpress.FinchPress(0.5)
+        press.delimiter_token, press.delimiter_token_id, press.window_size = "<s>", 50, 4
+        return press
+    given, more = SETTLED.get(name, ([scored if name in AROUND else 0.5], {}))
+    return getattr(kvpress, name)(*(x() if callable(x) else x for x in given), **more)
+
+
 # They say so themselves, or certified attention does; or they need files that are downloaded.
 REFUSED = {"ObservedAttentionPress", "KVgradPress"}
 DOWNLOADING = {
@@ -611,8 +606,8 @@ def decoded(press: Any, model: Any, steps: list[int]) -> Any:
 def test_presses_of_others_do_what_they_do_under_sdpa(name: str, twins: tuple[Any, Any]) -> None:
     model, ours = twins
     with ct.Recorder() as recorder:
-        found = decoded(OTHERS[name](), ours, [1, 1, 1, 1])
-    theirs, without = (decoded(press, model, [1, 1, 1, 1]) for press in (OTHERS[name](), None))
+        found = decoded(other(name), ours, [1, 1, 1, 1])
+    theirs, without = (decoded(press, model, [1, 1, 1, 1]) for press in (other(name), None))
     scale = theirs.abs().max()
     assert (found - theirs).abs().max() < 1e-4 * scale
     assert (found - without).abs().max() > 1e-2 * scale, "the press did nothing"
@@ -627,7 +622,7 @@ def test_head_wise_presses_are_obeyed_exactly_by_several_queries(
     model, ours = twins
     ids, more, m = zoo.tokens(1, N), zoo.tokens(1, 12, seed=5), 12
     full = caches.prefilled(model, ids)
-    cache = pressed(OTHERS[name](), ours, ids)
+    cache = pressed(other(name), ours, ids)
     kept = []
     for layer in ours.model.layers:
         gone = torch.zeros(2, N, dtype=torch.bool)
@@ -647,7 +642,7 @@ def test_head_wise_presses_are_obeyed_exactly_by_several_queries(
 
 def test_a_new_prompt_forgets_what_a_press_has_dropped(twins: tuple[Any, Any]) -> None:
     model, ours = twins
-    decoded(OTHERS["AdaKVPress"](), ours, [1])
+    decoded(other("AdaKVPress"), ours, [1])
     assert torch.allclose(
         decoded(None, ours, [1, 2]), decoded(None, model, [1, 2]), rtol=1e-4, atol=1e-4
     )
@@ -656,7 +651,7 @@ def test_a_new_prompt_forgets_what_a_press_has_dropped(twins: tuple[Any, Any]) -
 def test_what_a_press_dropped_of_another_cache_is_an_error(twins: tuple[Any, Any]) -> None:
     _, ours = twins
     short = caches.prefilled(ours, zoo.tokens(1, 10))
-    decoded(OTHERS["AdaKVPress"](), ours, [1])
+    decoded(other("AdaKVPress"), ours, [1])
     with pytest.raises(ck.CertkError, match=r"LlamaAttention\.masked_key_indices does not go"):
         caches.prefilled(ours, zoo.tokens(1, 1), past_key_values=short)
 
@@ -670,7 +665,7 @@ def test_presses_that_cannot_run_say_so(twins: tuple[Any, Any]) -> None:
     # Layers of different lengths, for which a model's one mask cannot serve several queries.
     for name in ("PerLayerCompressionPress", "PyramidKVPress"):
         with pytest.raises(ck.CertkError, match="LlamaAttention: attention_mask has shape"):
-            decoded(OTHERS[name](), ours, [3])
+            decoded(other(name), ours, [3])
 
 
 def test_kvpress_may_be_imported_later() -> None:

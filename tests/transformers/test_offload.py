@@ -20,7 +20,7 @@ from certk_rs import transformers as ct
 from certk_rs._files import scratch
 from certk_rs.transformers.paired_rows import PAGE, Form, PairedRows
 from fresh_process import run_forked
-from model_caches import logits_of
+from model_caches import logits_of, same_cache
 from page_cache import drop, held
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="files are mapped as POSIX does")
@@ -50,10 +50,8 @@ def test_results_are_those_of_memory_bit_for_bit(name: str, dtype: str, tmp_path
     memory, files = found
     assert torch.equal(memory[0], files[0])
     assert memory[1] == files[1]
-    for one, other in zip(memory[2].layers, files[2].layers, strict=True):
-        assert torch.equal(one.keys, other.keys)
-        assert torch.equal(one.values, other.values)
-        assert other.keys.certk_mapped
+    assert same_cache(memory[2], files[2])
+    assert all(layer.keys.certk_mapped for layer in files[2].layers)
     assert memory[2].index_bytes == files[2].index_bytes > 0
     assert memory[2].offloaded_bytes == 0 < files[2].offloaded_bytes
     # Whatever happens to this process, nothing stays behind.
@@ -66,13 +64,6 @@ def filled(cache: Any, n: int, seed: int, layers: int = 2) -> None:
     for layer in range(layers):
         keys, values = torch.randn(2, 1, 3, n, 20, generator=generator)
         cache.update(keys, values, layer)
-
-
-def same(one: Any, other: Any) -> bool:
-    return all(
-        torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values)
-        for a, b in zip(one.layers, other.layers, strict=True)
-    )
 
 
 def test_copies_share_what_they_have_and_go_on_alone(tmp_path: Path) -> None:
@@ -91,7 +82,7 @@ def test_copies_share_what_they_have_and_go_on_alone(tmp_path: Path) -> None:
                     filled(cache, 1 + 40 * i, 100 * step + at)
     assert len({pair[0].get_seq_length() for pair in pairs}) > 5
     for one, other in pairs:
-        assert same(one, other)
+        assert same_cache(one, other)
         assert one.index_bytes == other.index_bytes
     copied = copy.deepcopy(files)
     before = copied.offloaded_bytes
@@ -140,12 +131,12 @@ def test_beams_and_batches_are_written_anew(tmp_path: Path) -> None:
             layer.update(*torch.ones(2, 3, 3, 1, 20) * torch.arange(3)[:, None, None, None])
         cache.batch_select_indices(torch.tensor([2, 0]))
         cache.reorder_cache(torch.tensor([1, 0]))
-    assert same(memory, files)
+    assert same_cache(memory, files)
     files.reset()
     assert files.get_seq_length() == 0
     filled(files, 5, 1)
     filled(reset := ct.CertkCache(8), 5, 1)
-    assert same(reset, files)
+    assert same_cache(reset, files)
 
 
 def test_keys_that_somebody_else_set_are_written(tmp_path: Path) -> None:
@@ -155,7 +146,7 @@ def test_keys_that_somebody_else_set_are_written(tmp_path: Path) -> None:
         for layer in cache.layers:
             layer.keys, layer.values = layer.keys * 2, layer.values[..., :]
         filled(cache, 2, 1)
-    assert same(memory, files)
+    assert same_cache(memory, files)
     assert memory.layers[0].index_bytes == files.layers[0].index_bytes
 
 
@@ -223,10 +214,10 @@ def test_a_full_disk_is_an_error_and_changes_nothing(
             filled(cache, 3000, 1)
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(tmp_path)
-    assert same(cache, twin)
+    assert same_cache(cache, twin)
     for each in (cache, twin):
         filled(each, 3000, 1)
-    assert same(cache, twin)
+    assert same_cache(cache, twin)
 
 
 def test_room_that_the_system_does_not_give_is_an_error(tmp_path: Path) -> None:
@@ -264,7 +255,7 @@ def test_systems_without_nameless_files_or_room_ahead(
     for each in (cache, twin):
         filled(each, 300, 0)
         filled(each, 3000, 1)
-    assert same(cache, twin)
+    assert same_cache(cache, twin)
     assert not list(tmp_path.iterdir())
 
 

@@ -19,8 +19,8 @@ import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import transformers as ct
 from certk_rs.cache_format import SafetensorsFile
-from fresh_process import run_python
-from model_caches import logits_of, prefilled
+from fresh_process import run_forked
+from model_caches import logits_of, run
 
 MAPPED = pytest.param(True, marks=pytest.mark.skipif(os.name == "nt", reason="no maps"))
 
@@ -30,7 +30,7 @@ def decoded(model: Any, cache: Any, steps: int = 5) -> list[bytes]:
     found = []
     with zoo.spied() as calls, ct.Recorder() as recorder:
         for token in range(2, 2 + steps):
-            prefilled(model, torch.full((1, 1), token), past_key_values=cache)
+            run(model, torch.full((1, 1), token), past_key_values=cache)
     found = [call["out"].float().numpy().tobytes() for call in calls]
     for call in recorder.calls:
         found += [part.tobytes() for part in (call.k, call.tail_mass_upper, call.error_bound)]
@@ -41,7 +41,7 @@ def prompt(tmp_path: Path, dtype: str = "float32", **options: Any) -> tuple[Any,
     """A model, and a cache in which a prompt and some steps are."""
     model = ct.use(zoo.peaked("llama").to(getattr(torch, dtype)), eps=0.05)
     cache = ct.CertkCache(32, **options)
-    prefilled(model, zoo.tokens(1, 300), past_key_values=cache)
+    run(model, zoo.tokens(1, 300), past_key_values=cache)
     decoded(model, cache, 3)
     return model, cache
 
@@ -107,51 +107,54 @@ def test_sessions_share_a_prefix_and_do_not_change_it(tmp_path: Path) -> None:
     assert decoded(model, ct.CertkCache.load(again, 8)) == decoded(model, twins[0])
 
 
-@pytest.mark.parametrize("how", ["pickle", "torch", "copy"])
-def test_caches_are_pickled(how: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_caches_are_pickled_and_copied(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     model, cache = prompt(tmp_path)
     request.getfixturevalue("unbuilt")
-    if how == "pickle":
-        text = pickle.dumps(cache)
-        # Not what was set aside ahead.
-        assert len(text) < 1.5 * sum(8 * layer.keys.numel() for layer in cache.layers) + 50_000
-        again = pickle.loads(text)
-    elif how == "torch":
-        torch.save(cache, stream := io.BytesIO())
-        again = torch.load(io.BytesIO(stream.getvalue()), weights_only=False)
-    else:
-        again = copy.deepcopy(cache)
-    assert decoded(model, again) == decoded(model, cache)
+    text = pickle.dumps(cache)
+    # Not what was set aside ahead.
+    assert len(text) < 1.5 * sum(8 * layer.keys.numel() for layer in cache.layers) + 50_000
+    torch.save(cache, stream := io.BytesIO())
+    saved = torch.load(io.BytesIO(stream.getvalue()), weights_only=False)
+    others = [pickle.loads(text), saved, copy.deepcopy(cache)]
+    wanted = decoded(model, cache)
+    assert all(decoded(model, again) == wanted for again in others)
     empty = pickle.loads(pickle.dumps(ct.CertkCache(7)))
-    assert prefilled(model, zoo.tokens(1, 9), past_key_values=empty).get_seq_length() == 9
+    run(model, zoo.tokens(1, 9), past_key_values=empty)
+    assert empty.get_seq_length() == 9
 
 
-def test_another_process_builds_nothing(tmp_path: Path) -> None:
+def test_beams_of_a_loaded_cache_say_what_to_call(tmp_path: Path) -> None:
+    model = ct.use(zoo.build("llama"), eps=0)
+    ids, cache = zoo.tokens(1, 300), ct.CertkCache()
+    logits_of(model, ids[:, :-1], cache)
+    cache.save(tmp_path / "session")
+    options = {"max_new_tokens": 4, "do_sample": False, "num_beams": 3}
+    loaded = ct.CertkCache.load(tmp_path / "session")
+    with pytest.raises(ck.CertkError, match="batch_repeat_interleave"):
+        model.generate(ids, past_key_values=copy.deepcopy(loaded), **options)
+    loaded.batch_repeat_interleave(3)
+    found = model.generate(ids, past_key_values=loaded, **options)
+    assert torch.equal(found, model.generate(ids, **options))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no forks")
+def test_another_process_builds_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     model, cache = prompt(tmp_path)
     path = tmp_path / "session"
     cache.save(path)
-    wanted = logits_of(model, torch.full((1, 1), 5), cache)
-    code = f"""
-import torch, certk_rs as ck, model_zoo as zoo
-from certk_rs import transformers as ct
-torch.set_num_threads(1)
-def build(*_, **__):
-    raise AssertionError("built anew")
-ck.KeyIndex.build = ck.ValueBall.__init__ = build
-model = ct.use(zoo.peaked("llama"), eps=0.05)
-cache = ct.CertkCache.load({str(path)!r})
-with torch.inference_mode():
-    found = model(input_ids=torch.full((1, 1), 5), past_key_values=cache).logits
-print(found.numpy().tobytes().hex())
-"""
-    done = run_python(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == wanted.numpy().tobytes().hex()
+    wanted = decoded(model, cache)
+    request.getfixturevalue("unbuilt")
+
+    def work() -> None:
+        assert decoded(model, ct.CertkCache.load(path, 32)) == wanted
+
+    run_forked(work)
 
 
 def test_layers_of_any_state_come_back(tmp_path: Path) -> None:
     """Too short for an index, empty, cropped, float64, values of another size."""
     path = tmp_path / "session"
+    ways = [{}, {"offload": tmp_path}][: 1 if os.name == "nt" else 2]
     cache = ct.CertkCache(4)
     generator = torch.Generator().manual_seed(0)
     for layer, (n, d_v, dtype) in enumerate(((9, 5, torch.float32), (300, 7, torch.float64))):
@@ -160,7 +163,7 @@ def test_layers_of_any_state_come_back(tmp_path: Path) -> None:
     cache.update(torch.randn(1, 1, 400, 33), torch.randn(1, 1, 400, 33), 3)
     cache.layers[3].crop(-50)
     cache.save(path)
-    for options in ({}, {"offload": tmp_path}) if os.name != "nt" else ({},):
+    for options in ways:
         loaded = ct.CertkCache.load(path, **options)
         assert loaded.layers[2].keys is None
         for at in (0, 1, 3):
@@ -180,7 +183,7 @@ def test_layers_of_any_state_come_back(tmp_path: Path) -> None:
     cache.update(torch.ones(0, 2, 5, 4), torch.ones(0, 2, 5, 4), 0)
     cache.update(torch.ones(1, 2, 5, 0), torch.ones(1, 2, 5, 0), 1)
     cache.save(path)
-    for options in ({}, {"offload": tmp_path}) if os.name != "nt" else ({},):
+    for options in ways:
         loaded = ct.CertkCache.load(path, **options)
         assert [layer.keys.shape for layer in loaded.layers] == [(0, 2, 5, 4), (1, 2, 5, 0)]
         assert (

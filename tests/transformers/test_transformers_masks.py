@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -105,26 +103,3 @@ def test_the_usual_masks_need_no_mask() -> None:
 def test_what_is_no_mask_is_refused(mask: Any, says: str) -> None:
     with pytest.raises(CertkError, match=says):
         visibility_of(mask, True, (1, 2, 2, 3))
-
-
-@pytest.mark.parametrize("missing", ["torch", "transformers"])
-def test_without_the_packages_it_says_what_to_install(missing: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; import certk_rs.transformers"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"certk_rs.transformers needs {missing}" in done.stderr
-    assert "pip install 'torch>=2.6' 'transformers>=5'" in done.stderr
-
-
-def test_the_command_line_says_it_too(tmp_path: Any) -> None:
-    (tmp_path / "text").write_text("word")
-    code = (
-        "import sys; sys.modules['torch'] = None; from certk_rs.cli import main; "
-        f"sys.exit(main(['capture', '--model', {str(tmp_path)!r}, '--text', "
-        f"{str(tmp_path / 'text')!r}, '-o', {str(tmp_path / 'out')!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert (
-        "certk: error: certk capture cannot run: certk_rs.transformers needs torch" in done.stderr
-    )
-    assert "Traceback" not in done.stderr
