@@ -206,8 +206,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert code == 0
     assert "pruning pays in few heads" in shown
     text = html.read_text(encoding="utf-8")
-    page = Page()
-    page.feed(text)
+    page = Page(text)
     assert page.fetched == []
     assert page.tags.count("svg") == 1 + 3 + 2
     assert page.tags.count("tr") == (1 + 6 + 1) + (1 + 24)

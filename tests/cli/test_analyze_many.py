@@ -138,8 +138,7 @@ def test_the_page_has_all_files_together_and_then_each(caches: Path) -> None:
     code, out, _ = said("analyze", caches, "-r", "--eps", "0.05", "--html", html)
     assert code == 1
     text = html.read_text(encoding="utf-8")
-    page = Page()
-    page.feed(text)
+    page = Page(text)
     assert page.fetched == []
     assert page.tags.count("svg") == 2 + 2 * 4
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)

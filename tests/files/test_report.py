@@ -26,8 +26,7 @@ from certk_rs._jobs.report import job_report
 from certk_rs._jobs.results import JobResult
 from certk_rs.cache_format import SafetensorsFile, read_certificate
 from cli_fixtures import rewrite, write_cache
-from page_reader import Page
-from page_tables import paragraphs_of, tables_of
+from page_reader import Page, tables_of
 
 KINDS = ("promised", "held_out", "left_out")
 NONE = np.empty(0, int)
@@ -520,14 +519,13 @@ def test_a_bound_that_is_shown_is_still_a_bound(job: Path) -> None:
 
 def test_the_page_stands_alone(job: Path) -> None:
     text = job_page(job_report([str(job)]))
-    page = Page()
-    page.feed(text)
+    page = Page(text)
     assert page.fetched == []
     assert page.tags.count("svg") == 6
     assert len(page.ids) == len(set(page.ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(page.ids)
     assert not re.search(r"<script|@import|url\((?!#)", text)
-    assert any("certk verify" in each for each in [*paragraphs_of(text), text])
+    assert any("certk verify" in each for each in [*Page(text).paragraphs, text])
 
 
 def test_foreign_text_is_shown_and_not_obeyed(tmp_path: Path) -> None:
@@ -537,8 +535,7 @@ def test_foreign_text_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     (out / ("<b>bad\n" + ".safetensors")).write_text("nonsense")
     report = job_report([str(out)])
     text = job_page(report)
-    page = Page()
-    page.feed(text)
+    page = Page(text)
     assert "img" not in page.tags
     assert page.tags.count("b") == 0
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e]", text)

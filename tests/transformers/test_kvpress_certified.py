@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import kvpress
@@ -193,13 +195,45 @@ def test_presses_that_drop_keys_after_the_prompt_are_refused_at_once(says: str) 
         CertifiedPress(press)
 
 
-def test_bad_arguments() -> None:
-    with pytest.raises(ck.CertkError, match="press is a type"):
-        CertifiedPress(kvpress.KnormPress)
-    with pytest.raises(ck.CertkError, match="press is a int"):
-        CertifiedPress(3)
-    with pytest.raises(ck.CertkError, match="window is 0"):
-        CertifiedPress(kvpress.KnormPress(), window=0)
+def with_ratio(value: Any, **options: Any) -> None:
+    CertkPress(**options).compression_ratio = value
+
+
+GUARD: dict[str, Any] = {"guard": "codes", "compact": True}
+BAD: list[tuple[str, Callable[[], object]]] = [
+    ("press is a type", lambda: CertifiedPress(kvpress.KnormPress)),
+    ("press is a int", lambda: CertifiedPress(3)),
+    ("window is 0", lambda: CertifiedPress(kvpress.KnormPress(), window=0)),
+    *(
+        ("compression_ratio is", functools.partial(with_ratio, value))
+        for value in (1.0, -0.1, math.nan, True, "x")
+    ),
+    ("eps decides", lambda: with_ratio(0.5, eps=0.1)),
+    ("eps is 0.0", lambda: CertkScorerPress(0.5, eps=0.0)),
+    ("eps is 1", lambda: CertkScorerPress(0.5, eps=1)),
+    ("window is 0", lambda: CertkScorerPress(0.5, window=0)),
+    ("eps is 1.0", lambda: CertkPress(eps=1.0)),
+    ("eps", lambda: CertkPress(eps=-0.1)),
+    ("eps", lambda: CertkPress(eps=math.nan)),
+    ("eps is '0.1'", lambda: CertkPress(eps="0.1")),
+    ("window is 0", lambda: CertkPress(0.1, window=0)),
+    ("window is 2.5", lambda: CertkPress(0.1, window=2.5)),
+    ("keep_first", lambda: CertkPress(0.1, keep_first=-1)),
+    ("keep_last is True", lambda: CertkPress(0.1, keep_last=True)),
+    ("threads", lambda: CertkPress(0.1, threads=-1)),
+    ("pass compact=True", lambda: CertkPress(eps=0.1, guard="codes")),
+    ("pass later_eps", lambda: CertkPress(**GUARD)),
+    ("guard is 'cells'", lambda: CertkPress(eps=0.1, guard="cells", compact=True)),
+    ("go with a guard", lambda: CertkPress(eps=0.1, on_breach="recall")),
+    ("go with a guard", lambda: CertkPress(eps=0.1, later_eps=0.1)),
+    ("eps is 1.0", lambda: CertkPress(eps=0.1, later_eps=1.0, **GUARD)),
+]
+
+
+@pytest.mark.parametrize(("says", "make"), BAD)
+def test_bad_arguments_are_errors(says: str, make: Callable[[], object]) -> None:
+    with pytest.raises(ck.CertkError, match=says):
+        make()
 
 
 class Late(kvpress.KnormPress):  # type: ignore[misc]
@@ -381,24 +415,6 @@ def test_a_ratio_loses_least_in_the_worst_query() -> None:
         assert worst <= press.worst
 
 
-@pytest.mark.parametrize("value", [1.0, -0.1, math.nan, True, "x"])
-def test_bad_ratios(value: Any) -> None:
-    press = CertkPress()
-    with pytest.raises(ck.CertkError, match="compression_ratio is"):
-        press.compression_ratio = value
-    with pytest.raises(ck.CertkError, match="eps decides"):
-        CertkPress(eps=0.1).compression_ratio = 0.5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"eps": 0.0}, "eps is 0.0"), ({"eps": 1}, "eps is 1"), ({"window": 0}, "window is 0")],
-)
-def test_bad_scorers(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ck.CertkError, match=message):
-        CertkScorerPress(0.5, **options)
-
-
 def test_scores_are_how_often_keys_are_needed() -> None:
     model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     dense = caches.seen_by(model, ids)
@@ -503,22 +519,6 @@ def test_guards_judge_what_comes_after_the_prompt(ratio: float | None) -> None:
         if on_breach == "recall" and later == 0.0:
             assert torch.allclose(found, dense, atol=1e-4)
     assert press.lost
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"eps": 0.1, "guard": "codes"}, "pass compact=True"),
-        ({"guard": "codes", "compact": True}, "pass later_eps"),
-        ({"eps": 0.1, "guard": "cells", "compact": True}, "guard is 'cells'"),
-        ({"eps": 0.1, "on_breach": "recall"}, "go with a guard"),
-        ({"eps": 0.1, "later_eps": 0.1}, "go with a guard"),
-        ({"eps": 0.1, "guard": "codes", "compact": True, "later_eps": 1.0}, "eps is 1.0"),
-    ],
-)
-def test_bad_guards(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ck.CertkError, match=message):
-        CertkPress(**options)
 
 
 def test_guards_need_certified_attention_and_one_sequence() -> None:

@@ -122,7 +122,7 @@ def test_copies_go_on_alone(name: str) -> None:
 @mapped
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_in_files_is_as_in_memory(name: str, tmp_path: Path) -> None:
-    model = ct.use(zoo.peaked(name, 6.0), eps=0.05)
+    model = ct.use(zoo.build(name), eps=0.05)
     ids, step = zoo.tokens(2, 300), torch.tensor([[5], [9]])
     options: tuple[dict[str, Any], ...] = ({}, {"offload": tmp_path}, {})
     memory, files, plain = (ct.CertkCache(config=model.config, **more) for more in options)
