@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,21 @@ VOCABULARY = 97
 # So large that attention is peaked and keys can be dropped.
 SPREAD = 0.25
 
-# Sizes as configs of most families name them, and those of encoders with a decoder.
+# Sizes as configs of most families name them, and those of decoders, and encoders with decoders.
 SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+_TOKENS: dict[str, Any] = {
+    "initializer_range": SPREAD, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
+}  # fmt: skip
+_DECODER: dict[str, Any] = SMALL | _TOKENS | {
+    "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+_ENCODER: dict[str, Any] = SMALL | {
+    "num_hidden_layers": 3, "max_position_embeddings": 512, "initializer_range": SPREAD,
+    "pad_token_id": 0,
 }  # fmt: skip
 PAIRED: dict[str, Any] = {
     "vocab_size": VOCABULARY, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2,
@@ -33,100 +44,46 @@ PAIRED: dict[str, Any] = {
     "decoder_ffn_dim": 64, "pad_token_id": 0, "init_std": SPREAD,
 }  # fmt: skip
 
-
-def _decoder(kind: str, **more: Any) -> Any:
-    sizes = SMALL | {
-        "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
-        "max_position_embeddings": 512, "initializer_range": SPREAD,
-        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
-    }  # fmt: skip
-    config = getattr(hf, kind + "Config")(**(sizes | more))
-    return getattr(hf, kind + "ForCausalLM")(config)
-
-
-def _gpt2() -> Any:
-    config = hf.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=48, n_layer=3, n_head=4, n_positions=512,
-        initializer_range=SPREAD, bos_token_id=1, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return hf.GPT2LMHeadModel(config)
-
-
-def _gpt_oss() -> Any:
+# Of each family the name of its config, what its model does, and sizes.
+Family = tuple[str, str, dict[str, Any]]
+_CAUSAL, _MASKED = "ForCausalLM", "ForMaskedLM"
+DECODERS: dict[str, Family] = {
+    "llama": ("Llama", _CAUSAL, _DECODER),
+    "qwen2": ("Qwen2", _CAUSAL, _DECODER),
+    "qwen3": ("Qwen3", _CAUSAL, _DECODER | {"head_dim": 16}),
+    "mistral": ("Mistral", _CAUSAL, _DECODER | {"sliding_window": None}),
+    "mistral-window": ("Mistral", _CAUSAL, _DECODER | {"sliding_window": 7}),
+    "gpt2": ("GPT2", "LMHeadModel", _TOKENS | {"vocab_size": VOCABULARY, "n_embd": 48, "n_layer": 3,
+        "n_head": 4, "n_positions": 512}),
     # A sliding window in every second layer, and sinks in all of them, heavy and light.
-    model = _decoder(
-        "GptOss", head_dim=12, sliding_window=7, num_local_experts=2, num_experts_per_tok=1,
-        max_position_embeddings=131072, hidden_act="silu",
-    )  # fmt: skip
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # the others know no float64
-    for layer in model.model.layers:
-        layer.self_attn.sinks.data.uniform_(-2.0, 6.0)
-    return model
-
-
-def _encoder(kind: str) -> Any:
-    more = {"num_hidden_layers": 3, "max_position_embeddings": 512, "initializer_range": SPREAD}
-    config = getattr(hf, kind + "Config")(**(SMALL | more), pad_token_id=0)
-    return getattr(hf, kind + "ForMaskedLM")(config)
-
-
-DECODERS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: _decoder("Llama"),
-    "qwen2": lambda: _decoder("Qwen2"),
-    "qwen3": lambda: _decoder("Qwen3", head_dim=16),
-    "mistral": lambda: _decoder("Mistral", sliding_window=None),
-    "mistral-window": lambda: _decoder("Mistral", sliding_window=7),
-    "gpt2": _gpt2,
-    "gpt-oss": _gpt_oss,
-}
-ENCODERS: dict[str, Callable[[], Any]] = {
-    "bert": lambda: _encoder("Bert"),
-    "roberta": lambda: _encoder("Roberta"),
-}
-
-
-# Tried more briefly: other families, some of which cannot be switched over.
-OTHERS: dict[str, Callable[[], Any]] = {
-    "phi3": lambda: _decoder("Phi3"),
-    "gemma3": lambda: hf.Gemma3ForCausalLM(
-        hf.Gemma3TextConfig(
-            **(SMALL | {"num_hidden_layers": 6}), num_key_value_heads=2, head_dim=12,
-            sliding_window=6,
-        )
-    ),
-    "gpt_neox": lambda: _decoder("GPTNeoX"),
-    "opt": lambda: hf.OPTForCausalLM(
-        hf.OPTConfig(
-            vocab_size=VOCABULARY, hidden_size=48, ffn_dim=64, num_hidden_layers=2,
-            num_attention_heads=4, max_position_embeddings=128, word_embed_proj_dim=48,
-        )
-    ),
-    "albert": lambda: hf.AlbertForMaskedLM(
-        hf.AlbertConfig(**SMALL, embedding_size=24, initializer_range=SPREAD)
-    ),
-    "distilbert": lambda: hf.DistilBertForMaskedLM(
-        hf.DistilBertConfig(vocab_size=VOCABULARY, dim=48, n_layers=2, n_heads=4, hidden_dim=64)
-    ),
-    "modernbert": lambda: hf.ModernBertForMaskedLM(
-        hf.ModernBertConfig(
-            **SMALL, global_attn_every_n_layers=2, local_attention=6, pad_token_id=0,
-            cls_token_id=1, sep_token_id=2,
-        )
-    ),
-    "bart": lambda: hf.BartForConditionalGeneration(
-        hf.BartConfig(**PAIRED, forced_eos_token_id=None)
-    ),
-    "bloom": lambda: hf.BloomForCausalLM(
-        hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=48, n_layer=2, n_head=4)
-    ),
-    "falcon": lambda: hf.FalconForCausalLM(
-        hf.FalconConfig(
-            vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, num_attention_heads=4
-        )
-    ),
+    "gpt-oss": ("GptOss", _CAUSAL, _DECODER | {"head_dim": 12, "sliding_window": 7,
+        "num_local_experts": 2, "num_experts_per_tok": 1, "max_position_embeddings": 131072,
+        "hidden_act": "silu"}),
 }  # fmt: skip
-
+ENCODERS: dict[str, Family] = {
+    "bert": ("Bert", _MASKED, _ENCODER),
+    "roberta": ("Roberta", _MASKED, _ENCODER),
+}
+# Tried more briefly: other families, some of which cannot be switched over.
+OTHERS: dict[str, Family] = {
+    "phi3": ("Phi3", _CAUSAL, _DECODER),
+    "gemma3": ("Gemma3Text", _CAUSAL, SMALL | {"num_hidden_layers": 6, "num_key_value_heads": 2,
+        "head_dim": 12, "sliding_window": 6}),
+    "gpt_neox": ("GPTNeoX", _CAUSAL, _DECODER),
+    "opt": ("OPT", _CAUSAL, {"vocab_size": VOCABULARY, "hidden_size": 48, "ffn_dim": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128,
+        "word_embed_proj_dim": 48}),
+    "albert": ("Albert", _MASKED, SMALL | {"embedding_size": 24, "initializer_range": SPREAD}),
+    "distilbert": ("DistilBert", _MASKED, {"vocab_size": VOCABULARY, "dim": 48, "n_layers": 2,
+        "n_heads": 4, "hidden_dim": 64}),
+    "modernbert": ("ModernBert", _MASKED, SMALL | {"global_attn_every_n_layers": 2,
+        "local_attention": 6, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
+    "bart": ("Bart", "ForConditionalGeneration", PAIRED | {"forced_eos_token_id": None}),
+    "bloom": ("Bloom", _CAUSAL, {"vocab_size": VOCABULARY, "hidden_size": 48, "n_layer": 2,
+        "n_head": 4}),
+    "falcon": ("Falcon", _CAUSAL, {"vocab_size": VOCABULARY, "hidden_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4}),
+}  # fmt: skip
 
 # Beside full attention: sliding windows, convolutions, recurrent states, layers without a cache.
 _MAMBA2: dict[str, Any] = {
@@ -137,7 +94,7 @@ _DELTA: dict[str, Any] = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 8,
 }  # fmt: skip
 _EXPERTS: dict[str, Any] = {"num_experts": 2, "num_experts_per_tok": 1}
-MIXED: dict[str, tuple[str, dict[str, Any]]] = {
+_MIXED: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
     "qwen3-next": ("Qwen3Next", _DELTA | _EXPERTS
         | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}),
@@ -162,20 +119,12 @@ MIXED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-window": ("Gemma3Text", {"num_hidden_layers": 6, "head_dim": 12,
         "sliding_window": 32}),
 }  # fmt: skip
-
-
-def _mixed(kind: str, more: dict[str, Any]) -> Any:
-    sizes = SMALL | {
-        "num_hidden_layers": 4, "num_key_value_heads": 2,
-        "max_position_embeddings": 4096, "initializer_range": SPREAD,
-        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
-    }  # fmt: skip
-    config = getattr(hf, kind + "Config")(**(sizes | more))
-    model = getattr(hf, kind.removesuffix("Text") + "ForCausalLM")(config)
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")
-    return model
-
+MIXED: dict[str, Family] = {
+    name: (kind, _CAUSAL, SMALL | _TOKENS
+        | {"num_hidden_layers": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+        | more)
+    for name, (kind, more) in _MIXED.items()
+}  # fmt: skip
 
 # Families that ask for their attention from transformers 5 on.
 LATE = {*ENCODERS, "albert", "distilbert", "modernbert"}
@@ -183,15 +132,21 @@ LATE = {*ENCODERS, "albert", "distilbert", "modernbert"}
 
 @functools.cache
 def _made(name: str) -> Any:
+    kind, head, sizes = (DECODERS | ENCODERS | OTHERS | MIXED)[name]
     torch.manual_seed(0)
-    if name in MIXED:
-        return _mixed(*MIXED[name]).eval()
-    return (DECODERS | ENCODERS | OTHERS)[name]().eval()
+    config = getattr(hf, kind + "Config")(**sizes)
+    model = getattr(hf, kind.removesuffix("Text") + head)(config)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the others know no float64
+    if name == "gpt-oss":
+        for layer in model.model.layers:
+            layer.self_attn.sinks.data.uniform_(-2.0, 6.0)
+    return model.eval()
 
 
-def build(name: str) -> Any:
+def build(name: str, *, late: bool = False) -> Any:
     """A copy of the random model of a family, in evaluation mode."""
-    if not MODERN and name in LATE:
+    if not MODERN and name in LATE and not late:
         pytest.skip(f"{name} cannot be switched over in transformers {hf.__version__}")
     model = copy.deepcopy(_made(name))
     torch.manual_seed(0)
