@@ -168,15 +168,11 @@ def test_works_are_timed_in_turn() -> None:
     assert len(set(rounds)) > 1
 
 
-def test_ratios_are_of_medians() -> None:
+def test_a_line_judges_the_ratio_of_medians() -> None:
     times = Times({"a": [1.0, 2.0, 9.0], "b": [4.0, 4.0, 4.0]})
     ratio, low, high = times.ratio("a", "b")
     assert ratio == 0.5
     assert low <= 0.5 <= high
-
-
-def test_a_line_judges_its_ratio() -> None:
-    times = Times({"a": [1.0, 2.0, 9.0], "b": [4.0, 4.0, 4.0]})
     assert "0.500" in (line := table.ratio_line("x", times, "a", "b", 0.5, "rest"))
     assert line.endswith("<=0.50 ok   rest")
     assert "<=0.49 MISS" in table.ratio_line("x", times, "a", "b", 0.49)

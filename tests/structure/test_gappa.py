@@ -26,6 +26,8 @@ with ctx.workprec(BITS):
     TOO_MUCH = Scripts(Budget(), "0.8").all()
 # Before it gives these up Gappa looks at more and more pieces, for minutes.
 ENDLESS = {"checker_series.g", "checker_reduction_positive.g"}
+# These take longest of the others, and are of the same kind; `make prove` has them.
+SLOW = {"horner_f64.g", "checker_reduction.g"}
 # `make prove` says so where it is missing; a run of all tests goes on.
 needs_gappa = pytest.mark.skipif(
     GAPPA is None, reason="gappa is not installed; on Debian: apt-get install gappa"
@@ -54,6 +56,12 @@ def test_bounds_are_proved(name: str) -> None:
 
 
 @needs_gappa
-@pytest.mark.parametrize("name", sorted(TOO_MUCH.keys() - ENDLESS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted(TOO_MUCH.keys() - ENDLESS - SLOW),
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in sorted(SLOW)),
+    ],
+)
 def test_bounds_that_are_too_small_are_not(name: str) -> None:
     assert not _proves(TOO_MUCH[name])

@@ -124,12 +124,6 @@ def test_the_encoder_of_the_package(tmp_path: Path) -> None:
     assert [layer["layer"] for layer in told["layers"]] == list(range(6))
     assert all(len(layer["heads"]) == 12 for layer in told["layers"])
     assert told["tokens"] > 100
-    text = tmp_path / "a.txt"
-    text.write_text("one two three " * 30)
-    found = said("analyze", "--model", folder, "--text", text, "--max-tokens", 16)
-    assert found.code == 0
-    assert "16 tokens of" in found.out
-    assert "Between projection and score stand: biases." in " ".join(found.out.split())
     # A text of the command's own is cut to the positions of the model.
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -140,8 +134,13 @@ def test_the_encoder_of_the_package(tmp_path: Path) -> None:
     for limit, tokens in [((), 48), (("--max-tokens", 16), 16), (("--max-tokens", 100), 48)]:
         assert answered("analyze", "--model", small, *limit)["tokens"] == tokens
     # Of a text of one's own nothing is left out unasked.
+    text = tmp_path / "a.txt"
+    text.write_text("one two three " * 30)
     found = said("analyze", "--model", small, "--text", text)
     assert (found.code, "give --max-tokens 48" in found.err) == (2, True)
+    found = said("analyze", "--model", small, "--text", text, "--max-tokens", 16)
+    assert (found.code, "16 tokens of" in found.out) == (0, True)
+    assert "Between projection and score stand: biases." in " ".join(found.out.split())
 
 
 def test_bad_arguments_of_model(tmp_path: Path) -> None:
