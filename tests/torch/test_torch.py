@@ -318,14 +318,6 @@ def test_an_index_as_tensors_is_the_index(dtype: torch.dtype) -> None:
         assert torch.equal(alone.out, found.out[0, 2 * head])
 
 
-def test_an_index_that_has_grown_as_tensors() -> None:
-    q, k, v, _ = thinned(torch.float32)
-    index = ck.KeyIndex.build(k[:, :, :2000])
-    index.append(k[:, :, 2000:])
-    found = ct.attention(q, k, v, 0.01, index=ct.index_tensors(index))
-    assert torch.equal(found.out, ck.attention(q, k, v, 0.01, index=index).out)
-
-
 def test_parts_of_an_index_are_read_where_they_are() -> None:
     tensors = ct.index_tensors(thinned(torch.bfloat16)[-1])
     for tensor, array in zip(tensors, as_index(tuple(tensors))._index, strict=True):
