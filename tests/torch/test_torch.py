@@ -379,12 +379,6 @@ def test_index_tensors_of_other_types_are_named() -> None:
 # ------------------------------------------------------------------------------- gradients
 
 
-def kept_by(q: Tensor, k: Tensor, eps: float, **options: Any) -> Tensor:
-    """Weights of attention, taken from it by values that tell the keys apart."""
-    ones = torch.eye(k.shape[-2], dtype=k.dtype).expand(*k.shape[:-1], k.shape[-2])
-    return ct.attention(q, k, ones.contiguous(), eps, **options).out
-
-
 CAUSAL: dict[str, Any] = {"causal": True, "lengths": torch.tensor(28)}
 MASKED: dict[str, Any] = {"mask": torch.arange(30) > 8}
 HIDDEN: dict[str, Any] = {"mask": torch.where(MASKED["mask"], 0.0, -torch.inf), "scale": -0.7}
@@ -410,8 +404,9 @@ def test_the_gradient_is_that_of_dense_attention_over_the_kept_keys(dtype: torch
     q, k, v = attended(dtype, n=200, m=2)
     # Keys that are equal: which of them are kept matters to their gradients.
     k[:, :, 50:150:2] = k[:, :, 51:151:2]
-    weights = kept_by(q, k, 0.1)
-    keep = weights > 0
+    # Values that tell the keys apart.
+    eyes = torch.eye(200, dtype=dtype).expand(2, 2, 200, 200).contiguous()
+    keep = ct.attention(q, k, eyes, 0.1).out > 0
     assert bool((keep.sum(-1) < 100).all())
     for x in (q, k, v):
         x.requires_grad_()

@@ -470,8 +470,8 @@ def scored(**more: Any) -> Any:
 
 # Presses that need a ratio alone, those around another one, and those with more to say.
 SIMPLE = [
-    *("CURPress", "CompactorPress", "KVzipPress", "KeyDiffPress", "KnormPress"),
-    *("LeverageScorePress", "NonCausalAttnPress", "StreamingLLMPress", "TOVAPress"),
+    *("KnormPress", "CURPress", "CompactorPress", "KeyDiffPress", "LeverageScorePress"),
+    *("NonCausalAttnPress", "StreamingLLMPress", "TOVAPress"),
 ]
 AROUND = [
     *("AdaKVPress", "CriticalAdaKVPress", "CriticalKVPress", "KeyRerotationPress", "MergingPress"),
@@ -499,7 +499,7 @@ SETTLED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "SnapKVPress": ([], SNAP),
     "ThinKPress": ([0.5], {"window_size": 8}),
 }
-OTHERS = [*SIMPLE, *AROUND, *SETTLED, "DuoAttentionPress", "FinchPress"]
+OTHERS = [*SIMPLE, *AROUND, *SETTLED, "DuoAttentionPress", "FinchPress", "KVzipPress"]
 
 
 def other(name: str) -> Any:
@@ -562,7 +562,14 @@ def decoded(press: Any, model: Any, steps: list[int]) -> Any:
     return torch.cat(out, 1)
 
 
-@pytest.mark.parametrize("name", sorted(OTHERS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in OTHERS if name not in SIMPLE[1:]),
+        # They differ in scores alone.
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in SIMPLE[1:]),
+    ],
+)
 def test_presses_of_others_do_what_they_do_under_sdpa(name: str, twins: tuple[Any, Any]) -> None:
     model, ours = twins
     with ct.Recorder() as recorder:
@@ -628,6 +635,7 @@ def test_presses_that_cannot_run_say_so(twins: tuple[Any, Any]) -> None:
             decoded(other(name), ours, [3])
 
 
+@pytest.mark.heavy  # a process that imports everything anew
 def test_kvpress_may_be_imported_later() -> None:
     """It wraps the attention functions that it finds, and ours is taken out again."""
     code = """
