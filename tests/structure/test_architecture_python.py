@@ -93,13 +93,17 @@ HERE = {"numpy", *sys.stdlib_module_names}
 Import = tuple[str, bool]
 
 
-def python_imports(text: str, package: list[str]) -> Iterator[Import]:
+def python_imports(text: str, package: list[str]) -> tuple[Import, ...]:
     """Names of imported modules, with whether the import runs when the file is imported.
 
     Our own come with what is taken from them, as "certk_rs.module.name". Imports under
     TYPE_CHECKING never run and are left out.
     """
+    return _imports(text, tuple(package))
 
+
+@cache
+def _imports(text: str, package: tuple[str, ...]) -> tuple[Import, ...]:
     def walk(node: ast.AST, at_import: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
@@ -116,7 +120,7 @@ def python_imports(text: str, package: list[str]) -> Iterator[Import]:
             function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from walk(child, at_import and not function)
 
-    return walk(ast.parse(text), True)
+    return tuple(walk(ast.parse(text), True))
 
 
 @cache
@@ -169,6 +173,7 @@ def file_of(name: str) -> str:
     return name if any(file.exists() for file in files) else file_of(name.rpartition(".")[0])
 
 
+@cache
 def file_graph() -> dict[str, set[str]]:
     """Return the files that each file needs. Imports inside functions count."""
     graph: dict[str, set[str]] = {}

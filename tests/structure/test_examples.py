@@ -20,7 +20,7 @@ hf = pytest.importorskip("transformers")
 def told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., str]]:
-    """What an example prints; on one thread, as small models take longer with several."""
+    """Runs an example on one thread, as small models take longer with several; returns its text."""
 
     def run(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
