@@ -99,7 +99,7 @@ class Truth:
         return here.sum(axis=-1) - np.take_along_axis(best, k[:, None] - 1, axis=-1)[:, 0]
 
 
-# ---------------------------------------------------------------------------- what is proven
+# ------------------------------------------------------------------------------------- proofs
 
 
 @pytest.mark.parametrize("name", NAMES)

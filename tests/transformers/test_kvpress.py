@@ -280,7 +280,7 @@ def test_the_page_says_when_fake_keys_do_not_vanish() -> None:
         assert failed == (198 if queries == 64 else 0)
 
 
-# ------------------------------------------------------------------------------- what is refused
+# ----------------------------------------------------------------------------------- refusals
 
 
 def refused(says: str, model: Any, press: Any = None, **more: Any) -> None:

@@ -123,7 +123,7 @@ def test_bytes_of_a_pruned_cache_and_of_the_whole() -> None:
     assert recalling.nbytes == before + 3 * full // N + back * 2 * 8 * 4
 
 
-# ------------------------------------------------------------------- what a cache is fed with
+# --------------------------------------------------------------------------- tokens to go on with
 
 
 def ragged(name: str, compact: bool = False) -> tuple[Any, Any, Any]:
@@ -198,7 +198,7 @@ def test_what_is_right_goes_on(name: str) -> None:
     assert pruned.get_seq_length() == N + 161
 
 
-# -------------------------------------------------------------- where dropped keys come from
+# ---------------------------------------------------------------------- sources of dropped keys
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

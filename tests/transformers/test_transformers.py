@@ -280,7 +280,7 @@ def test_a_recorder_without_rows_keeps_the_summary_only() -> None:
         pass
 
 
-# --------------------------------------------------------------------- what is not supported
+# ----------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(

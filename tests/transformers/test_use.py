@@ -39,7 +39,7 @@ def implementations(model: Any) -> list[str]:
     return [part.config._attn_implementation for part in parts]
 
 
-# ------------------------------------------------------------------------ what has a model inside
+# --------------------------------------------------------------------- models inside other objects
 
 
 def pipeline(model: Any) -> Any:
@@ -466,7 +466,7 @@ def test_bad_budgets(options: dict[str, Any], says: str) -> None:
         pass
 
 
-# -------------------------------------------------------------------------- what is said once
+# ------------------------------------------------------------------------------------ advice
 
 
 @pytest.fixture
