@@ -78,15 +78,10 @@ def _zoo() -> Any:
 
 def _saved_model() -> str:
     """A tiny Llama and a tokenizer of single letters, in the folder `model`."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-
     zoo = _zoo()
-    # None is 0, which is padding.
-    letters = {chr(c): c - 30 for c in range(32, 127)}
-    inner = Tokenizer(models.WordLevel(letters, unk_token=" "))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     zoo.build("llama").save_pretrained("model")
-    tokenizer = zoo.hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=" ")
+    # None is 0, which is padding.
+    tokenizer = zoo.letters(2)
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     tokenizer.save_pretrained("model")
     return "model"

@@ -182,11 +182,13 @@ def twins(name: str) -> tuple[Any, Any, Any]:
     return model, plain, copy.deepcopy(plain).double()
 
 
-def letters(**more: Any) -> Any:
-    """A tokenizer of single letters, 97 at most."""
+def letters(first: int = 0, **more: Any) -> Any:
+    """A tokenizer of single letters, 97 at most; `first` is the id of a blank."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    known = {chr(c): i for i, c in enumerate(range(32, 32 + 95))} | {"\n": 95, "<s>": 96}
+    known = {chr(c): first + c - 32 for c in range(32, 127)}
+    if first == 0:
+        known |= {"\n": 95, "<s>": 96}
     inner = Tokenizer(models.WordLevel(known, unk_token=" "))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(".|\n"), "isolated")
     return hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=" ", **more)
