@@ -1,7 +1,7 @@
 """The audit of one output: its bytes, its certificate, and every layer.
 
-The audit is cut into pieces of work that threads do in any order. `OutputJob.take` gets their
-results in the order of the work, so findings do not depend on the number of threads.
+Threads hash tensors and compare heads in any order. The results are taken in the order of the work,
+so findings do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -50,25 +50,21 @@ from .recompute import Proof
 from .report import Notes, OutputAudit, Sampled, unknown_without_input
 from .sources import Source, Sources
 from .truth import Head
+from .workers import SMALL, Workers
 
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-Result = Notes | Verdict | Exception
-Piece = Callable[[], Result]
-
 Identity = tuple[Any, ...]
 _File = TypeVar("_File", bound=TensorFile)
+_R = TypeVar("_R")
 
 Sample = float | int
 """Rows to look at: a share of all, or a number of them."""
 
-_CHUNK = 1 << 22
-_SMALL = 1 << 19
-
 
 class OutputJob:
-    """One output under audit: `begin` makes the work, `take` gets its results, `end` the answer."""
+    """One output under audit; `run` returns the answer."""
 
     def __init__(
         self,
@@ -77,73 +73,43 @@ class OutputJob:
         expected: Names | None,
         order: str | None,
         sample: Sample | None,
-        pause: Callable[[], None],
+        workers: Workers,
     ) -> None:
         self.result = OutputAudit(path=path)
-        self.small = _is_small(path)
         self._sources = sources
         self._expected = expected
         self._order = order
         self._sample = sample
-        self._pause = pause
+        self._workers = workers
         self._open = ExitStack()
         self._opened: list[tuple[TensorFile, Identity]] = []
-        self._work: dict[str, list[Piece]] = {"checking": [], "recomputing": []}
-        self._proofs: dict[tuple[int, int], Proof] = {}
+        self._hashing: list[Callable[[], Notes]] = []
+        self._comparing: list[Callable[[], Verdict]] = []
+        self._proofs: dict[int, Proof] = {}
         self._claims: dict[int, Claims] = {}
         # Findings in the order in which they are told.
         self._first, self._hashes, self._later, self._truths = (Notes() for _ in range(4))
         self._rewritten: str | None = None
-        self._failed: Exception | None = None
 
-    def begin(self) -> OutputJob:
-        """Read the small parts and make the work; may run on any thread."""
-        try:
-            self._begin()
-        except Exception as error:  # of any kind: other outputs are judged all the same
-            self._fail(error)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def close(self) -> None:
-        """Close the files and release the memory."""
-        self._open.close()
-        self._work, self._claims, self._proofs = {}, {}, {}
-
-    @property
-    def work(self) -> dict[str, list[Piece]]:
-        """Pieces of work by their label, "checking" and then "recomputing"."""
-        return self._work
-
-    def take(self, result: Result) -> None:
-        """Add the result of a piece of work; called in the order of the work."""
-        if isinstance(result, Exception):
-            self._fail(result)
-        elif isinstance(result, Notes):
-            self._hashes.take(result)
-        else:
-            try:
-                self._take_verdict(result)
-            except Exception as error:
-                self._fail(error)
-
-    def end(self) -> OutputAudit:
-        """Close the files and return the answer."""
+    def run(self, tell: Progress) -> OutputAudit:
+        """Judge the output; an error of any kind is told as a fact about it."""
         result = self.result
-        if self._failed is None:
+        with self._open:
             try:
+                self._begin()
+                with closing(self._results("checking", self._hashing, tell)) as found:
+                    for notes in found:
+                        self._hashes.take(notes)
+                with closing(self._results("recomputing", self._comparing, tell)) as verdicts:
+                    for verdict in verdicts:
+                        self._take_verdict(verdict)
                 self._prove()
                 for file, identity in self._opened:
                     file.check_unchanged(identity)
-            except Exception as error:
-                self._fail(error)
-        self.close()
-        if self._failed is not None:
-            # Earlier findings may be of other bytes.
-            self._tell_failure(self._failed)
-            return result
+            except Exception as error:  # of any kind: other outputs are judged all the same
+                # Earlier findings may be of other bytes.
+                self._tell_failure(self._cause(error))
+                return result
         result.take(self._first)
         result.take(self._hashes)
         if self._rewritten is not None and not result.found:
@@ -152,15 +118,24 @@ class OutputJob:
         result.take(self._truths)
         return result
 
-    def _fail(self, error: Exception) -> None:
-        if self._failed is None:
-            self._failed = error
-            # A file that was changed meanwhile may cause any error.
-            for file, identity in self._opened:
-                try:
-                    file.check_unchanged(identity)
-                except (CertkError, OSError) as changed:
-                    self._failed = changed
+    def _results(
+        self, label: str, work: list[Callable[[], _R]], tell: Progress
+    ) -> Generator[_R, None, None]:
+        """Yield the results of work, and tell the progress."""
+        name, small = self.result.path.name, self._opened[0][0].size < SMALL
+        with closing(self._workers.run(work, small=small)) as run:
+            for number, result in enumerate(run):
+                tell(f"{label} {name}", number, len(work))
+                yield result
+
+    def _cause(self, error: Exception) -> Exception:
+        """Return the cause of an error: a file that was changed meanwhile may cause any."""
+        for file, identity in reversed(self._opened):
+            try:
+                file.check_unchanged(identity)
+            except (CertkError, OSError) as changed:
+                return changed
+        return error
 
     def _tell_failure(self, error: Exception) -> None:
         """Report why nothing is known: a wrong file, a refusal of the system, or an error here."""
@@ -222,8 +197,8 @@ class OutputJob:
             elif held[name] != said[name]:
                 note(name, f"is {shown(held[name])}, the certificate says {shown(said[name])}")
             else:
-                work = partial(self._check_hash, file, name, certificate.outputs[name].sha256)
-                self._work["checking"].append(partial(_caught, work))
+                said_hash = certificate.outputs[name].sha256
+                self._hashing.append(partial(self._check_hash, file, name, said_hash))
         if self._first.found:
             return
         raw, canonical = file.header.raw, output_header(certificate).raw
@@ -234,14 +209,9 @@ class OutputJob:
 
     def _check_hash(self, file: SafetensorsFile, name: str, said: str) -> Notes:
         digest, notes = hashlib.sha256(), Notes()
-        entry = file.header.entries[name]
-        size = entry.stop - entry.start
-        piece = np.empty(min(size, _CHUNK), np.uint8)
-        for start in range(0, size, _CHUNK):
-            self._pause()
-            part = piece[: min(_CHUNK, size - start)].data
-            file.read_into(name, part, start)
-            digest.update(part)
+        for piece in file.chunks(name):
+            self._workers.pause()
+            digest.update(piece.data)
         if digest.hexdigest() != said:
             notes.add(name, "its bytes were changed: their SHA-256 is not that in the certificate")
         return notes
@@ -272,7 +242,7 @@ class OutputJob:
         if not same:
             note("inputs", "none of the files given with --against is its input")
             return None
-        there = best.tensors()
+        there = best.tensors
         for name, facts in inputs.items():
             if there.get(name) != facts:
                 how = "was changed" if name in there else "is missing"
@@ -289,7 +259,6 @@ class OutputJob:
         note, wanted, complete = self._later.add, set[str](), []
         visible = visible_keys(layers, certificate)
         for layer in layers:
-            self._pause()
             wanted.update(tensors_of(file, layer, certificate))
             claims = read_claims(file, layer, visible[layer.index], certificate, note)
             if claims is None:
@@ -347,7 +316,7 @@ class OutputJob:
         if layers and certificate.options.proof == "none":
             self.result.worst_tail_mass = 0.0
         chosen = None if self._sample is None else self._draw(layers, certificate)
-        first = 0
+        first, pause = 0, self._workers.pause
         for claims in layers:
             self._claims[claims.layer.index] = claims
             m, size = claims.layer.m, claims.layer.heads // claims.layer.kv_heads
@@ -360,9 +329,8 @@ class OutputJob:
                     if not len(rows):
                         continue
                 pick = None if rows is None else partial(_picked, rows, m)
-                head = Head(given, file, claims, kv_head, certificate, pick, self._pause)
-                work = partial(_checked, head, claims, kv_head)
-                self._work["recomputing"].append(partial(_caught, work))
+                head = Head(given, file, claims, kv_head, certificate, pick, pause)
+                self._comparing.append(partial(_checked, head, claims, kv_head))
             first += claims.layer.heads * m
 
     _recount = False
@@ -389,7 +357,7 @@ class OutputJob:
             result.worst_tail_mass = max(result.worst_tail_mass or 0.0, verdict.worst)
         if verdict.proof is not None:
             token = result.options is not None and result.options.granularity == "token"
-            key = (-1 if token else verdict.layer, 0)
+            key = -1 if token else verdict.layer
             if key in self._proofs:
                 self._proofs[key].join(verdict.proof)
             else:
@@ -397,19 +365,11 @@ class OutputJob:
 
     def _prove(self) -> None:
         """Prove the lower bounds of sets that several heads share."""
-        for (index, _), proof in self._proofs.items():
+        for index, proof in self._proofs.items():
             claims = next(iter(self._claims.values())) if index < 0 else self._claims[index]
             name = "all layers" if index < 0 else claims.name_of(0)
             if _is_proven(proof, claims, 0, name, self._truths):
                 self.result.confirmed_lower_bounds += 1
-
-
-def _is_small(path: Path) -> bool:
-    """Return True if threads would not pay for an output."""
-    try:
-        return Path(path).stat().st_size < _SMALL
-    except (OSError, TypeError, ValueError):
-        return False
 
 
 def _checked(head: Head, claims: Claims, kv_head: int) -> Verdict:
@@ -430,13 +390,6 @@ def _is_proven(proof: Proof, claims: Claims, group: int, name: str, notes: Notes
     what = f"{name}: {bound} is not proven by the recorded weights"
     notes.add(f"{claims.stem}lower_bound[{group}]", what)
     return False
-
-
-def _caught(work: Callable[[], Notes | Verdict]) -> Result:
-    try:
-        return work()
-    except Exception as error:
-        return error
 
 
 def _picked(rows: NDArray[np.int64], m: int, head: int, part: slice) -> NDArray[np.bool_]:
