@@ -56,12 +56,14 @@ class Judge:
         self._bound_eps = None if claims.bound_eps is None else claims.bound_eps[group]
         kept = len(claims.indices[group])
         self._excused = is_at_the_cap(kept, certificate, claims.visible)
-        self._violations: dict[int, list[int]] = {}
+        size = claims.layer.heads // claims.layer.kv_heads
+        self._heads = range(kv_head * size, (kv_head + 1) * size)
+        self._violations = np.zeros((2, claims.layer.heads), np.int64)
 
     def take(self, which: Integers, rows: Rows, seen: Integers) -> None:
         """Judge recomputed rows, given by head and query (b, 2), and the keys that each sees."""
         claims, verdict = self._claims, self._verdict
-        promised = self._promised(which)
+        promised = claims.is_promised(*which.T)
         within = rows.lose_at_most(np.full(len(which), self._eps))
         verdict.over += int((promised & ~within).sum())
         # A row of which arithmetic proves nothing (NaN) may lose everything.
@@ -74,24 +76,9 @@ class Judge:
         if claims.violations is not None:
             self._count_violations(which, rows)
         if verdict.proof is not None:
-            weights = self._weights(which)
+            weights = claims.weights_of(*which.T) / claims.heaviest
             limits = np.where(promised, self._limits(which), 1.0)
             verdict.proof.add(rows, weights, limits, seen)
-
-    def _promised(self, which: Integers) -> NDArray[np.bool_]:
-        parts = [
-            self._claims.is_promised(head, slice(queries[0], queries[-1] + 1))[queries - queries[0]]
-            for head, queries in _by_head(which)
-        ]
-        return np.concatenate(parts)
-
-    def _weights(self, which: Integers) -> Floats:
-        parts = [
-            self._claims.weights_of(head, slice(queries[0], queries[-1] + 1))[queries - queries[0]]
-            for head, queries in _by_head(which)
-        ]
-        weights: Floats = np.concatenate(parts) / self._claims.heaviest
-        return weights
 
     def _limits(self, which: Integers) -> Floats:
         """Return the loss that the lower bounds allow each row.
@@ -160,25 +147,17 @@ class Judge:
         budgets = np.full(len(which), self._eps)
         above = held & rows.refute(np.zeros(len(which)), budgets)
         perhaps = held & ~rows.lose_at_most(budgets * _LENIENT)
-        for head, _ in _by_head(which):
-            here = which[:, 0] == head
-            counts = self._violations.setdefault(head, [0, 0])
-            counts[0] += int(above[here].sum())
-            counts[1] += int(perhaps[here].sum())
+        for counts, some in zip(self._violations, (above, perhaps), strict=True):
+            counts += np.bincount(which[some, 0], minlength=len(counts))
 
     def compare_violations(self) -> None:
         """Compare the recorded counts of violations with those of all rows."""
         said = self._claims.violations
-        for head, (least, most) in self._violations.items():
+        for head in self._heads:
+            least, most = self._violations[:, head]
             if said is not None and not least <= said[head] <= most:
                 self._verdict.notes.add(
                     f"{self._claims.stem}violations[{head}]",
                     f"{said[head]} is not from the {least} held-out queries that lose more than "
                     f"eps to the {most} that may",
                 )
-
-
-def _by_head(which: Integers) -> list[tuple[int, Integers]]:
-    """Return every head among (head, query) with its queries, both ascending."""
-    cuts = np.flatnonzero(np.diff(which[:, 0])) + 1
-    return [(int(part[0, 0]), part[:, 1]) for part in np.split(which, cuts) if len(part)]

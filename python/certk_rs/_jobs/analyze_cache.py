@@ -209,7 +209,7 @@ def _head(
         sigma=float(sigma.mean()),
         kept=kept,
         predicted=tuple(predicted),
-        effective_entries=float(np.mean(windows.effective_entries(masked, eps[main]))),
+        effective_entries=float(np.mean(windows.effective(masked, eps[main]).count)),
         participation=float(np.mean(windows.participation(masked))),
         single_gap=enough("single_gap"),
         multi_gap=enough("multi_gap"),
