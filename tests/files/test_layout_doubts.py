@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
-from certk_rs._files.spelling import infer
+from certk_rs._files.names import infer
 from certk_rs.cache_format import KNOWN_NAMES, Cache, Names
 from cli_fixtures import as_float64, cache_tensors, safetensors_bytes, tensor
 

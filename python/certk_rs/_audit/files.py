@@ -27,7 +27,6 @@ from ..cache_format import (
     Layer,
     Names,
     SafetensorsFile,
-    TensorFile,
     detect,
     layout,
     open_tensors,
@@ -56,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 Identity = tuple[Any, ...]
-_File = TypeVar("_File", bound=TensorFile)
+_File = TypeVar("_File", bound=SafetensorsFile)
 _R = TypeVar("_R")
 
 Sample = float | int
@@ -82,7 +81,7 @@ class OutputJob:
         self._sample = sample
         self._workers = workers
         self._open = ExitStack()
-        self._opened: list[tuple[TensorFile, Identity]] = []
+        self._opened: list[tuple[SafetensorsFile, Identity]] = []
         self._hashing: list[Callable[[], Notes]] = []
         self._comparing: list[Callable[[], Verdict]] = []
         self._proofs: dict[int, Proof] = {}
@@ -319,19 +318,18 @@ class OutputJob:
         first, pause = 0, self._workers.pause
         for claims in layers:
             self._claims[claims.layer.index] = claims
-            m, size = claims.layer.m, claims.layer.heads // claims.layer.kv_heads
+            rows = claims.layer.heads // claims.layer.kv_heads * claims.layer.m
             for kv_head in range(claims.layer.kv_heads):
-                rows = None
+                sample = None
                 if chosen is not None:
-                    begin, end = first + kv_head * size * m, first + (kv_head + 1) * size * m
-                    low, high = np.searchsorted(chosen, (begin, end))
-                    rows = chosen[low:high] - first
-                    if not len(rows):
+                    begin = first + kv_head * rows
+                    low, high = np.searchsorted(chosen, (begin, begin + rows))
+                    sample = chosen[low:high] - first
+                    if not len(sample):
                         continue
-                pick = None if rows is None else partial(_picked, rows, m)
-                head = Head(given, file, claims, kv_head, certificate, pick, pause)
-                self._comparing.append(partial(_checked, head, claims, kv_head))
-            first += claims.layer.heads * m
+                head = Head(given, file, claims, kv_head, certificate, sample, pause)
+                self._comparing.append(partial(_checked, head))
+            first += claims.layer.heads * claims.layer.m
 
     _recount = False
 
@@ -372,9 +370,9 @@ class OutputJob:
                 self.result.confirmed_lower_bounds += 1
 
 
-def _checked(head: Head, claims: Claims, kv_head: int) -> Verdict:
+def _checked(head: Head) -> Verdict:
     """Check a kv head; prove its lower bound if it has a set of its own."""
-    verdict = head.check()
+    verdict, claims, kv_head = head.check(), head.claims, head.kv_head
     verdict.layer = claims.layer.index
     if verdict.proof is not None and claims.by_head:
         name = claims.name_of(kv_head)
@@ -390,14 +388,6 @@ def _is_proven(proof: Proof, claims: Claims, group: int, name: str, notes: Notes
     what = f"{name}: {bound} is not proven by the recorded weights"
     notes.add(f"{claims.stem}lower_bound[{group}]", what)
     return False
-
-
-def _picked(rows: NDArray[np.int64], m: int, head: int, part: slice) -> NDArray[np.bool_]:
-    """Return which of some queries of a head are among the ascending rows head * m + query."""
-    low, high = np.searchsorted(rows, (head * m + part.start, head * m + part.stop))
-    mask = np.zeros(part.stop - part.start, bool)
-    mask[rows[low:high] - (head * m + part.start)] = True
-    return mask
 
 
 def _said(claims: Claims) -> tuple[float | None, int | None, int | None]:

@@ -23,8 +23,7 @@ class Verdict:
 
     Attributes:
         notes: Findings.
-        rows: Rows that were recomputed because the output states something of them.
-        confirmed: Rows of which that is true.
+        confirmed: Recomputed rows of which the output states the truth.
         over: Promised rows that are not proven to be within their budgets.
         worst: The largest recomputed upper end of a promised row.
         proof: The share of these rows in the proof of the group's lower bound; None without a
@@ -34,7 +33,6 @@ class Verdict:
     """
 
     notes: Notes = field(default_factory=Notes)
-    rows: int = 0
     confirmed: int = 0
     over: int = 0
     worst: float = 0.0
@@ -100,7 +98,6 @@ class Judge:
         """Compare recorded masses with recomputed ones."""
         confirmed = rows.lose_at_most(upper) & rows.lose_at_least(lower)
         refuted = rows.refute(lower, upper)
-        self._verdict.rows += len(which)
         self._verdict.confirmed += int(confirmed.sum())
         for row in np.flatnonzero(~confirmed):
             said = f"[{float(lower[row])!r}, {float(upper[row])!r}]"
@@ -123,7 +120,6 @@ class Judge:
         elif self._excused:
             confirmed = np.ones_like(within)
         refuted = rows.refute(np.zeros(len(which)), bound)
-        self._verdict.rows += int(promised.sum())
         self._verdict.confirmed += int((promised & confirmed).sum())
         for row in np.flatnonzero(promised & ~confirmed):
             said = f"[0.0, {float(bound[row])!r}]"

@@ -237,13 +237,6 @@ def already_exists(path: object) -> CertkError:
     )
 
 
-def write_text(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write a file of text in UTF-8, a new one or also one that takes another's place."""
-    with NewFile(path, replace=replace) as file:
-        file.write_at(0, text.encode())
-        file.commit()
-
-
 @cache
 def _host() -> str:
     """Eight digits that name the running system whose locks this process sees."""

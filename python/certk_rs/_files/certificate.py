@@ -16,8 +16,7 @@ from typing import Any
 
 from .masses import Budgets, mass_dtype
 from .safetensors import ITEMSIZE, Form, are_sizes, parse_json
-from .tensor_file import LAYOUTS
-from .transposed import MAX_N
+from .transposed import LAYOUTS, MAX_N
 
 FORMAT = 2
 GRANULARITIES = ("head", "layer", "token")

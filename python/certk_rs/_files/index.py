@@ -17,13 +17,13 @@ from .atomic import NewFile
 from .safetensors import (
     Form,
     Header,
-    SafetensorsFile,
     are_sizes,
     byte_size,
     canonical,
     parse_json,
     quote,
 )
+from .tensor_file import SafetensorsFile
 
 _FORMAT = "certk-key-index"
 _VERSION = 2

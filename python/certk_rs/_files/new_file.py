@@ -18,36 +18,15 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, BinaryIO, Protocol
+from typing import IO, Any, BinaryIO, TypeAlias
 
 from ..errors import CertkError
 from . import remote
 from .atomic import NewFile, already_exists
 from .location import Location, Place, locate
 
-
-class WritableFile(Protocol):
-    """A file being written; a context manager that leaves nothing without `commit`."""
-
-    def __enter__(self) -> WritableFile: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
-
-    def write_at(self, offset: int, data: bytes | memoryview) -> None:
-        """Write all of `data` at byte `offset`."""
-
-    def stream(self) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Open the file as a stream from its beginning."""
-
-    def commit(self) -> None:
-        """Give the file its name."""
+WritableFile: TypeAlias = "NewFile | _Upload"
+"""A file being written; a context manager that leaves nothing without `commit`."""
 
 
 def new_file(location: Location, *, replace: bool = False) -> WritableFile:
@@ -57,9 +36,9 @@ def new_file(location: Location, *, replace: bool = False) -> WritableFile:
     return _Upload(location, replace)
 
 
-def write_text(location: Location, text: str, *, replace: bool = False) -> None:
+def write_text(place: Place, text: str, *, replace: bool = False) -> None:
     """Write a file of text in UTF-8."""
-    with new_file(location, replace=replace) as file:
+    with new_file(locate(place), replace=replace) as file:
         file.write_at(0, text.encode())
         file.commit()
 
@@ -71,7 +50,7 @@ def write_json(place: Place, body: Mapping[str, Any], *, replace: bool = False) 
         CertkError: The name is taken and not to be replaced.
         OSError: The system refuses.
     """
-    write_text(locate(place), json.dumps(body, indent=1, allow_nan=False) + "\n", replace=replace)
+    write_text(place, json.dumps(body, indent=1, allow_nan=False) + "\n", replace=replace)
 
 
 class _Upload:
@@ -93,13 +72,7 @@ class _Upload:
                 self._named = Path(self._spool.name)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._spool is not None:
             with contextlib.suppress(OSError):
                 self._spool.close()

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -182,13 +181,8 @@ class OutputFile:
         self._file.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
 
     def header(self) -> Header:
         """Return the header for the tensors written so far."""

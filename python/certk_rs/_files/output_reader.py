@@ -14,7 +14,8 @@ from .certificate import read_certificate
 from .layers import Layer, layout
 from .names import Names
 from .output import counts_in, output_tensors
-from .safetensors import Form, SafetensorsFile, quote
+from .safetensors import Form, quote
+from .tensor_file import SafetensorsFile
 
 
 class OutputReader:

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .._files.location import Location
+from .._files.names import infer
 from .._files.safetensors import ITEMSIZE
 from .._files.sharded import ShardedFile, open_tensors
-from .._files.spelling import infer
-from .._files.tensor_file import HEAD_MAJOR, ROW_MAJOR, TensorFile
+from .._files.tensor_file import SafetensorsFile
+from .._files.transposed import HEAD_MAJOR, ROW_MAJOR
 from ..cache_format import Budgets, Cache, Certificate, Layer, Names, layout, read_certificate
 from ..errors import CertkError, one_line
 
@@ -223,7 +224,7 @@ def _facts(cache: Cache, needs: tuple[str, ...]) -> CacheFacts:
     )
 
 
-def _output(file: TensorFile) -> OutputFacts | None:
+def _output(file: SafetensorsFile) -> OutputFacts | None:
     if "certk" not in file.header.metadata:
         return None
     try:

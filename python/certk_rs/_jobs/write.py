@@ -15,7 +15,7 @@ from .. import __version__
 from .._files.guards import code_bytes, guard_tensors
 from .._files.location import Location
 from .._files.output import index_type
-from .._files.tensor_file import Header, TensorFile
+from .._files.safetensors import Header
 from ..cache_format import (
     STORAGE,
     Budgets,
@@ -212,7 +212,7 @@ def _opened(target: Location) -> Iterator[tuple[SafetensorsFile, Certificate]]:
         yield file, certificate
 
 
-def _holds(file: TensorFile, facts: Mapping[str, TensorFacts]) -> bool:
+def _holds(file: SafetensorsFile, facts: Mapping[str, TensorFacts]) -> bool:
     return all(file.sha256(name) == fact.sha256 for name, fact in facts.items())
 
 
