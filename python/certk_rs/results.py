@@ -139,6 +139,7 @@ class Selection(_OfRows):
     scale, plus the given mask), tail_mass_lower <= dropped mass <= tail_mass_upper.
     """
 
+    _COLUMNS: ClassVar[tuple[str, ...]]
     _COLUMNS = ("k", "eps", "tail_mass_lower", "tail_mass_upper", "minimal", "status")
     shape: tuple[int | None, ...]
     """Shape of the scores, (..., n); (rows, None) for ragged rows."""
