@@ -1,6 +1,6 @@
 """The audit of finished outputs, which shares no code with the selector.
 
-Files are read with `cache_format`. The arithmetic is NumPy's float64, with its own error bounds.
+Files are read with `_files`. The arithmetic is NumPy's float64, with its own error bounds.
 Without the inputs, the audit tells whether an output is, byte for byte, what its certificate says.
 With them, it also tells whether the certificate is true.
 """
@@ -23,7 +23,8 @@ from ._audit.report import (
 )
 from ._audit.sources import Source, Sources
 from ._audit.workers import Workers
-from .cache_format import LAYOUTS, Names
+from ._files.names import Names
+from ._files.transposed import LAYOUTS
 from .errors import CertkError
 
 __all__ = [

@@ -10,8 +10,8 @@ import pytest
 
 from certk_rs import CertkError, prune
 from certk_rs._audit import recompute
+from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs.audit import WITHOUT_INPUT, audit
-from certk_rs.cache_format import SafetensorsFile
 from cli_fixtures import Job, write_cache
 from made_outputs import Honest
 

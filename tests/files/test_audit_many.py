@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError, prune
+from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs.audit import audit
-from certk_rs.cache_format import SafetensorsFile
 from cli_fixtures import Job, certk, forge, forge_input, read_output, rewrite, write_cache
 from forgeries import put, scale_masses
 from signalled import Ended, certk_signalled

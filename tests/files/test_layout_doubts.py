@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
-from certk_rs._files.names import infer
-from certk_rs.cache_format import KNOWN_NAMES, Cache, Names
+from certk_rs._files.cache import Cache
+from certk_rs._files.names import KNOWN_NAMES, Names, infer
 from cli_fixtures import as_float64, cache_tensors, safetensors_bytes, tensor
 
 Shapes = dict[str, tuple[int, ...]]

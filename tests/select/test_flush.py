@@ -18,8 +18,8 @@ import pytest
 
 import certk_rs as ck
 from certk_rs import bounds, gaussian, montecarlo, output, prune, windows
+from certk_rs._files.values import widen
 from certk_rs.audit import audit
-from certk_rs.cache_format import widen
 from cli_fixtures import read_output, safetensors_bytes, tensor
 
 torch = pytest.importorskip("torch")

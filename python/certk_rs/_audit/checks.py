@@ -14,7 +14,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Certificate, Layer
+from .._files.certificate import Certificate
+from .._files.layers import Layer
 from .claims import Claims, Floats, Integers, Note, among
 from .guards import nonsense
 

@@ -13,16 +13,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import (
-    Certificate,
-    Form,
-    Layer,
-    SafetensorsFile,
-    counts_in,
-    output_tensors,
-    rises,
-    widen,
-)
+from .._files.certificate import Certificate
+from .._files.layers import Layer
+from .._files.output import counts_in, output_tensors
+from .._files.output_reader import rises
+from .._files.safetensors import Form
+from .._files.tensor_file import SafetensorsFile
+from .._files.values import widen
 from .guards import GuardClaims, code_bytes
 
 Note = Callable[[str, str], None]

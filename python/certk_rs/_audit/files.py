@@ -20,20 +20,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import (
-    HEAD_MAJOR,
-    Certificate,
-    Form,
-    Layer,
-    Names,
-    SafetensorsFile,
-    detect,
-    layout,
-    open_tensors,
-    output_header,
-    read_certificate,
-    read_metadata,
-)
+from .._files.certificate import Certificate, read_certificate
+from .._files.layers import Layer, layout, read_metadata
+from .._files.names import Names, detect
+from .._files.output import output_header
+from .._files.safetensors import Form
+from .._files.sharded import open_tensors
+from .._files.tensor_file import SafetensorsFile
+from .._files.transposed import HEAD_MAJOR
 from ..errors import CertkError, one_line
 from .checks import (
     CERTIFICATE,

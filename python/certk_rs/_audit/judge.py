@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Certificate
+from .._files.certificate import Certificate
 from .checks import is_at_the_cap
 from .claims import Claims, Floats, Integers
 from .recompute import Proof, Rows

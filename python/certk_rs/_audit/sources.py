@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 
-from ..cache_format import INDEX_SUFFIX, Form, TensorFacts, open_tensors
+from .._files.certificate import TensorFacts
+from .._files.safetensors import Form
+from .._files.sharded import INDEX_SUFFIX, open_tensors
 from ..errors import CertkError
 from .workers import SMALL, Workers
 

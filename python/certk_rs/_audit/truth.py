@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import (
-    Certificate,
-    Layer,
-    SafetensorsFile,
-    not_finite,
-    widen,
-)
+from .._files.certificate import Certificate
+from .._files.layers import Layer
+from .._files.tensor_file import SafetensorsFile
+from .._files.values import not_finite, widen
 from .checks import forced_positions, inside
 from .claims import Claims, Floats, Integers, among
 from .guards import GuardClaims, untruths

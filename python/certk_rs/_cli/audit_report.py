@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .._files.masses import Budgets
 from ..audit import Audit, OutputAudit, recomputed
-from ..cache_format import Budgets
 from .terminal import fail, round_up, say
 
 _SHOWN_FINDINGS = 20

@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 from .._display.plain import plain
 from .._display.shown import Shown
+from .._files.names import Names
 from .._files.new_file import write_json
-from ..cache_format import LAYOUTS, Names
+from .._files.transposed import LAYOUTS
 from ..errors import CertkError
 from .aggregate import Aggregate, Numbers, aggregate_json
 from .analyze_cache import CacheAnalysis, HeadAnalysis, analysis_json, analyze_cache

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import bounds, gaussian, keepset, selection, windows
-from ..cache_format import Cache, Layer
+from .._files.cache import Cache
+from .._files.layers import Layer
 from ..errors import CertkError
 from .inputs import Source
 

@@ -41,8 +41,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _native
+from .._files.cache import Cache
+from .._files.layers import Layer
 from .._files.masses import lower_ends, storable_budget, storable_weights, upper_ends
-from ..cache_format import ROW_MAJOR, Cache, Layer
+from .._files.transposed import ROW_MAJOR
 from ..errors import CertkError
 from ..hot_keys import Edge
 from .held_out import held_out_queries

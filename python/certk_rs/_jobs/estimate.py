@@ -6,7 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..cache_format import ITEMSIZE, Layer, guard_bytes, proof_bytes
+from .._files.layers import Layer
+from .._files.output import guard_bytes, proof_bytes
+from .._files.safetensors import ITEMSIZE
 from .sets import LayerRecord
 from .steps import units_to_try
 from .task import FileTask

@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .._files.cache import Cache
+from .._files.certificate import Certificate, read_certificate
+from .._files.layers import Layer, layout
 from .._files.location import Location
-from .._files.names import infer
+from .._files.masses import Budgets
+from .._files.names import Names, infer
 from .._files.safetensors import ITEMSIZE
 from .._files.sharded import ShardedFile, open_tensors
 from .._files.tensor_file import SafetensorsFile
 from .._files.transposed import HEAD_MAJOR, ROW_MAJOR
-from ..cache_format import Budgets, Cache, Certificate, Layer, Names, layout, read_certificate
 from ..errors import CertkError, one_line
 
 

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._files.layers import Layer
 from .._files.output_reader import OutputReader
-from ..cache_format import ITEMSIZE, Layer
+from .._files.safetensors import ITEMSIZE
 from .sets import KINDS, PROMISED, LayerRecord, SetRecord, fewest_keys, set_records
 
 MOST = 12

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from .._display.plain import plain
+from .._files.certificate import Options
 from .._files.location import Location
-from ..cache_format import Options, SafetensorsFile
+from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from .folder import Found, JobRecord, find_outputs, inputs_of
 from .held_out import CONFIDENCE, HeldOut

@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _native
-from ..cache_format import NAMES, Cache, Layer, widen
+from .._files.cache import Cache
+from .._files.layers import Layer
+from .._files.safetensors import NAMES
+from .._files.values import widen
 from ..hot_keys import Demand, Rows
 from ..results import Status
 

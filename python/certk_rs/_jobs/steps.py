@@ -14,14 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ..cache_format import (
-    ITEMSIZE,
-    ROW_MAJOR,
-    Budgets,
-    Layer,
-    TensorFacts,
-    mass_dtype,
-)
+from .._files.certificate import TensorFacts
+from .._files.layers import Layer
+from .._files.masses import Budgets, mass_dtype
+from .._files.safetensors import ITEMSIZE
+from .._files.transposed import ROW_MAJOR
 from ..errors import CertkError
 from ..hot_keys import Edge, hottest
 from .choose import Ask

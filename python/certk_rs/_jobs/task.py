@@ -8,15 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import __version__
+from .._files.cache import Cache
+from .._files.certificate import Options
+from .._files.layers import Layer
 from .._files.location import Location
-from ..cache_format import (
-    ITEMSIZE,
-    Cache,
-    Layer,
-    Options,
-    guard_bytes,
-    proof_bytes,
-)
+from .._files.output import guard_bytes, proof_bytes
+from .._files.safetensors import ITEMSIZE
 from ..errors import CertkError
 from .inputs import Input, Source, changed_at
 from .request import Request

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..cache_format import Layer, TensorFacts
+from .._files.certificate import TensorFacts
+from .._files.layers import Layer
 from .choose import Ask, choose_layers
 from .inputs import Input
 from .sets import Answer, Demands, LayerRecord, Probe

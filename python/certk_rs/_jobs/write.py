@@ -12,26 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
+from .._files.cache import Cache
+from .._files.certificate import Certificate, Options, TensorFacts, read_certificate
 from .._files.guards import code_bytes, guard_tensors
 from .._files.location import Location
-from .._files.output import index_type
-from .._files.safetensors import Header
-from ..cache_format import (
-    STORAGE,
-    Budgets,
-    Cache,
-    Certificate,
-    Counts,
-    Form,
-    Options,
-    OutputFile,
-    SafetensorsFile,
-    TensorFacts,
-    open_tensors,
-    output_header,
-    output_tensors,
-    read_certificate,
-)
+from .._files.masses import Budgets
+from .._files.output import Counts, OutputFile, index_type, output_header, output_tensors
+from .._files.safetensors import STORAGE, Form, Header
+from .._files.sharded import open_tensors
+from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..guard import guard_head, others
 from .inputs import Input

@@ -1,9 +1,4 @@
-"""Cache files: names, shapes and metadata of inputs and outputs, which docs/files.md specifies.
-
-An input is a safetensors file, or an index JSON beside several, with a key, a value and a query
-tensor for every layer. An output is one safetensors file in the canonical form of
-`_files.safetensors`, with the kept rows, what proves that they suffice, and its `Certificate`.
-"""
+"""Inputs of jobs: a cache whose names, shapes and metadata are checked."""
 
 from __future__ import annotations
 
@@ -14,65 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._files import layers
-from ._files.certificate import Certificate, Options, TensorFacts, read_certificate
-from ._files.layers import Layer, layout, nearest_rsqrt, read_metadata, remarks
-from ._files.location import Place
-from ._files.masses import Budgets, mass_dtype
-from ._files.names import KNOWN_NAMES, Names, detect
-from ._files.output import (
-    Counts,
-    OutputFile,
-    counts_in,
-    guard_bytes,
-    output_header,
-    output_tensors,
-    proof_bytes,
-)
-from ._files.output_reader import rises
-from ._files.safetensors import ITEMSIZE, NAMES, STORAGE, Form, quote
-from ._files.sharded import INDEX_SUFFIX, open_tensors
-from ._files.tensor_file import SafetensorsFile
-from ._files.transposed import HEAD_MAJOR, LAYOUTS, ROW_MAJOR
-from ._files.values import FiniteCheck, not_finite, widen
-from .errors import CertkError
-
-__all__ = [
-    "HEAD_MAJOR",
-    "INDEX_SUFFIX",
-    "ITEMSIZE",
-    "KNOWN_NAMES",
-    "LAYOUTS",
-    "NAMES",
-    "ROW_MAJOR",
-    "STORAGE",
-    "Budgets",
-    "Cache",
-    "Certificate",
-    "Counts",
-    "Form",
-    "Layer",
-    "Names",
-    "Options",
-    "OutputFile",
-    "SafetensorsFile",
-    "TensorFacts",
-    "counts_in",
-    "detect",
-    "guard_bytes",
-    "layout",
-    "mass_dtype",
-    "nearest_rsqrt",
-    "not_finite",
-    "open_tensors",
-    "output_header",
-    "output_tensors",
-    "proof_bytes",
-    "read_certificate",
-    "read_metadata",
-    "rises",
-    "widen",
-]
+from ..errors import CertkError
+from . import layers
+from .certificate import TensorFacts
+from .layers import Layer
+from .location import Place
+from .names import Names, detect
+from .safetensors import ITEMSIZE, STORAGE, quote
+from .sharded import open_tensors
+from .transposed import ROW_MAJOR
+from .values import FiniteCheck, widen
 
 _PART = 1 << 20
 
@@ -99,7 +45,7 @@ class Cache:
             entries = self.file.header.entries
             self.names = Names(pattern) if pattern is not None else detect(where, entries)
             self.layers = layers.layout(where, self.file.header.forms, self.names, layout)
-            self.scales, self.causal_offset = read_metadata(
+            self.scales, self.causal_offset = layers.read_metadata(
                 where, self.file.header.metadata, self.layers
             )
         except BaseException:
@@ -116,7 +62,7 @@ class Cache:
     @property
     def warnings(self) -> list[str]:
         """Remarks on an input that can be pruned all the same, a line each."""
-        said = remarks(self.layers, self.causal_offset, self.others, self.names.pattern)
+        said = layers.remarks(self.layers, self.causal_offset, self.others, self.names.pattern)
         return [f"{self.path}: {remark}" for remark in said]
 
     def read(
