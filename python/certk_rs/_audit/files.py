@@ -76,39 +76,23 @@ class OutputJob:
         self._workers = workers
         self._open = ExitStack()
         self._opened: list[tuple[SafetensorsFile, Identity]] = []
-        self._hashing: list[Callable[[], Notes]] = []
-        self._comparing: list[Callable[[], Verdict]] = []
         self._proofs: dict[int, Proof] = {}
         self._claims: dict[int, Claims] = {}
-        # Findings in the order in which they are told.
-        self._first, self._hashes, self._later, self._truths = (Notes() for _ in range(4))
-        self._rewritten: str | None = None
+        self._notes = Notes()
 
     def run(self, tell: Progress) -> OutputAudit:
         """Judge the output; an error of any kind is told as a fact about it."""
         result = self.result
         with self._open:
             try:
-                self._begin()
-                with closing(self._results("checking", self._hashing, tell)) as found:
-                    for notes in found:
-                        self._hashes.take(notes)
-                with closing(self._results("recomputing", self._comparing, tell)) as verdicts:
-                    for verdict in verdicts:
-                        self._take_verdict(verdict)
-                self._prove()
+                self._judge(tell)
                 for file, identity in self._opened:
                     file.check_unchanged(identity)
             except Exception as error:  # of any kind: other outputs are judged all the same
                 # Earlier findings may be of other bytes.
                 self._tell_failure(self._cause(error))
                 return result
-        result.take(self._first)
-        result.take(self._hashes)
-        if self._rewritten is not None and not result.found:
-            result.add("header", self._rewritten)
-        result.take(self._later)
-        result.take(self._truths)
+        result.take(self._notes)
         return result
 
     def _results(
@@ -151,15 +135,14 @@ class OutputJob:
         self._opened.append((file, identity))
         return file
 
-    def _begin(self) -> None:
-        result = self.result
+    def _judge(self, tell: Progress) -> None:
+        result, note = self.result, self._notes.add
         file = SafetensorsFile(result.path)
         self._reading(file, file.identity)
-        certificate = _certificate(file, self._first)
+        certificate = _certificate(file, self._notes)
         if certificate is None:
             return
-        self._check_bytes(file, certificate)
-        note = self._later.add
+        self._check_bytes(file, certificate, tell)
         options = result.options = certificate.options
         result.unchecked = unknown_without_input(options)
         forms = certificate.input_forms
@@ -177,11 +160,16 @@ class OutputJob:
         complete = self._read_layers(file, layers, certificate)
         self._tell_statements(complete, certificate)
         if source is not None:
-            self._hold_against(source, file, complete, certificate)
+            heads = self._heads(source, file, complete, certificate)
+            with closing(self._results("recomputing", heads, tell)) as verdicts:
+                for verdict in verdicts:
+                    self._take_verdict(verdict)
+            self._prove()
 
-    def _check_bytes(self, file: SafetensorsFile, certificate: Certificate) -> None:
+    def _check_bytes(self, file: SafetensorsFile, certificate: Certificate, tell: Progress) -> None:
         """Check that the writer makes this file of the certificate and tensors with its hashes."""
-        held, said, note = file.header.forms, certificate.output_forms, self._first.add
+        held, said, note = file.header.forms, certificate.output_forms, self._notes.add
+        hashes = []
         for name in sorted(held.keys() | said.keys()):
             if name not in held:
                 note(name, "the certificate lists it, the file has no such tensor")
@@ -190,15 +178,18 @@ class OutputJob:
             elif held[name] != said[name]:
                 note(name, f"is {shown(held[name])}, the certificate says {shown(said[name])}")
             else:
-                said_hash = certificate.outputs[name].sha256
-                self._hashing.append(partial(self._check_hash, file, name, said_hash))
-        if self._first.found:
+                sha256 = certificate.outputs[name].sha256
+                hashes.append(partial(self._check_hash, file, name, sha256))
+        with closing(self._results("checking", hashes, tell)) as found:
+            for notes in found:
+                self._notes.take(notes)
+        if self._notes.found:
             return
         raw, canonical = file.header.raw, output_header(certificate).raw
         if raw != canonical:
             pairs = enumerate(zip(raw, canonical, strict=False))
             place = next((i for i, (a, b) in pairs if a != b), min(len(raw), len(canonical)))
-            self._rewritten = f"is not in canonical form from byte {place} on"
+            note("header", f"is not in canonical form from byte {place} on")
 
     def _check_hash(self, file: SafetensorsFile, name: str, said: str) -> Notes:
         digest, notes = hashlib.sha256(), Notes()
@@ -213,7 +204,7 @@ class OutputJob:
         """Find the input with the recorded hashes; without one, note how the nearest differs."""
         if not self._sources:
             return None
-        inputs, headers, note = certificate.inputs, certificate.input_headers, self._later.add
+        inputs, headers, note = certificate.inputs, certificate.input_headers, self._notes.add
         name = self.result.path.name
         source = self._sources.find(inputs, headers, name)
         if source is not None:
@@ -249,7 +240,7 @@ class OutputJob:
         self, file: SafetensorsFile, layers: Sequence[Layer], certificate: Certificate
     ) -> list[Claims]:
         """Read the statements of all layers; return those that make sense."""
-        note, wanted, complete = self._later.add, set[str](), []
+        note, wanted, complete = self._notes.add, set[str](), []
         visible = visible_keys(layers, certificate)
         for layer in layers:
             wanted.update(tensors_of(file, layer, certificate))
@@ -289,26 +280,28 @@ class OutputJob:
             if violations is not None and options.holdout > 0:
                 result.violations = (result.violations or 0) + violations
 
-    def _hold_against(
+    def _heads(
         self,
         source: Source,
         file: SafetensorsFile,
         layers: Sequence[Claims],
         certificate: Certificate,
-    ) -> None:
+    ) -> list[Callable[[], Verdict]]:
+        """Return the work of comparing every kv head with the input."""
         given = self._reading(open_tensors(source.path), source.identity)
         metadata = given.header.metadata
         said = read_metadata(str(source.path), metadata, [claims.layer for claims in layers])
         scales = {claims.layer.index: certificate.scales[claims.layer.index] for claims in layers}
         if said != (scales, certificate.causal_offset):
-            self._later.add(CERTIFICATE, f"scale or causal_offset is not that of {source.path}")
-            return
+            self._notes.add(CERTIFICATE, f"scale or causal_offset is not that of {source.path}")
+            return []
         self.result.unchecked = ()
         if layers and certificate.options.proof != "full":
             self.result.rows_over_budget, self._recount = 0, True
         if layers and certificate.options.proof == "none":
             self.result.worst_tail_mass = 0.0
         chosen = None if self._sample is None else self._draw(layers, certificate)
+        work: list[Callable[[], Verdict]] = []
         first, pause = 0, self._workers.pause
         for claims in layers:
             self._claims[claims.layer.index] = claims
@@ -322,8 +315,9 @@ class OutputJob:
                     if not len(sample):
                         continue
                 head = Head(given, file, claims, kv_head, certificate, sample, pause)
-                self._comparing.append(partial(_checked, head))
+                work.append(partial(_checked, head))
             first += claims.layer.heads * claims.layer.m
+        return work
 
     _recount = False
 
@@ -340,7 +334,7 @@ class OutputJob:
 
     def _take_verdict(self, verdict: Verdict) -> None:
         result = self.result
-        self._truths.take(verdict.notes)
+        self._notes.take(verdict.notes)
         result.confirmed_rows += verdict.confirmed
         result.confirmed_lower_bounds += int(verdict.proved)
         if self._recount:
@@ -360,7 +354,7 @@ class OutputJob:
         for index, proof in self._proofs.items():
             claims = next(iter(self._claims.values())) if index < 0 else self._claims[index]
             name = "all layers" if index < 0 else claims.name_of(0)
-            if _is_proven(proof, claims, 0, name, self._truths):
+            if _is_proven(proof, claims, 0, name, self._notes):
                 self.result.confirmed_lower_bounds += 1
 
 
