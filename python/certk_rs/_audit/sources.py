@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 
-from .._files.certificate import TensorFacts
-from .._files.safetensors import Form
+from .._files.certificate import TensorFacts, forms_of
 from .._files.sharded import INDEX_SUFFIX, open_tensors
 from ..errors import CertkError
 from .workers import SMALL, Workers
@@ -70,7 +69,7 @@ class Sources:
 
     def find(self, facts: Facts, headers: Headers, name: str) -> Source | None:
         """Find the input with these tensors; prefer these headers, then this name."""
-        key, forms = frozenset(facts.items()), _forms(facts)
+        key, forms = frozenset(facts.items()), forms_of(facts)
         likely = (self._by_name.get((headers, name), []), self._by_headers.get(headers, []))
         found = None
         for some in likely:
@@ -91,7 +90,7 @@ class Sources:
 
     def lost(self, facts: Facts) -> CertkError | OSError | None:
         """Return the error of an input that may be the one with these tensors, if any."""
-        forms = _forms(facts)
+        forms = forms_of(facts)
         return next((error for at, error in self._lost.items() if at.forms == forms), None)
 
     def nearest(self, facts: Facts, headers: Headers) -> tuple[Source, int]:
@@ -110,7 +109,7 @@ class Sources:
 
     def unmatched(self) -> tuple[Path, ...]:
         """Return the inputs of no output."""
-        forms = [_forms(dict(key)) for key in self._matched]
+        forms = [forms_of(dict(key)) for key in self._matched]
         # Other names and shapes tell inputs apart without hashes.
         self._hash_until(None, (each for each in self._all if each.forms in forms))
         keys = [(source, self._keys.get(source)) for source in self._all]
@@ -142,7 +141,3 @@ class Sources:
         for item in tensors.items():
             self._holding[item].append(source)
         return key
-
-
-def _forms(facts: Facts) -> dict[str, Form]:
-    return {name: (fact.dtype, fact.shape) for name, fact in facts.items()}

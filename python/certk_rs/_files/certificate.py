@@ -35,6 +35,11 @@ class TensorFacts:
     sha256: str
 
 
+def forms_of(facts: Mapping[str, TensorFacts]) -> dict[str, Form]:
+    """Return dtype and shape of every tensor, by name."""
+    return {name: (fact.dtype, fact.shape) for name, fact in facts.items()}
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a job: the choice of sets, and the level of proof.
@@ -107,12 +112,12 @@ class Certificate:
     @property
     def input_forms(self) -> dict[str, Form]:
         """Dtype and shape of every tensor of the input, by name."""
-        return {name: (facts.dtype, facts.shape) for name, facts in self.inputs.items()}
+        return forms_of(self.inputs)
 
     @property
     def output_forms(self) -> dict[str, Form]:
         """Dtype and shape of every tensor of the output, by name."""
-        return {name: (facts.dtype, facts.shape) for name, facts in self.outputs.items()}
+        return forms_of(self.outputs)
 
     def to_json(self) -> str:
         """Return the canonical text."""
