@@ -79,9 +79,9 @@ _Result = TypeVar("_Result", bound=_Frozen)
 
 
 class _OnDemand:
-    """A field that stays with `_native` until somebody asks for it; then the instance has it.
+    """A field that stays with `_native` until it is read; then the instance has it.
 
-    For one short row, making all the arrays of a result takes longer than finding what is in them.
+    For one short row, making all the arrays of a result takes longer than computing them.
     Like `functools.cached_property` this has no `__set__`, so what the instance has comes first.
     """
 

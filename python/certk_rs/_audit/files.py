@@ -78,7 +78,8 @@ class OutputJob:
         self._opened: list[tuple[SafetensorsFile, Identity]] = []
         self._proofs: dict[int, Proof] = {}
         self._claims: dict[int, Claims] = {}
-        self._notes = Notes()
+        # Findings about the bytes are told before those about statements.
+        self._notes, self._later = Notes(), Notes()
 
     def run(self, tell: Progress) -> OutputAudit:
         """Judge the output; an error of any kind is told as a fact about it."""
@@ -136,13 +137,22 @@ class OutputJob:
         return file
 
     def _judge(self, tell: Progress) -> None:
-        result, note = self.result, self._notes.add
-        file = SafetensorsFile(result.path)
+        file = SafetensorsFile(self.result.path)
         self._reading(file, file.identity)
         certificate = _certificate(file, self._notes)
         if certificate is None:
             return
+        heads = self._read(file, certificate)
         self._check_bytes(file, certificate, tell)
+        self._notes.take(self._later)
+        with closing(self._results("recomputing", heads, tell)) as verdicts:
+            for verdict in verdicts:
+                self._take_verdict(verdict)
+        self._prove()
+
+    def _read(self, file: SafetensorsFile, certificate: Certificate) -> list[Callable[[], Verdict]]:
+        """Check the statements of the output; return the work of comparing heads with the input."""
+        result, note = self.result, self._later.add
         options = result.options = certificate.options
         result.unchecked = unknown_without_input(options)
         forms = certificate.input_forms
@@ -150,21 +160,16 @@ class OutputJob:
             layers = layout("inputs", forms, Names(certificate.names), options.layout)
         except CertkError as error:
             note(CERTIFICATE, f"cannot be of a prune job: {error}")
-            return
+            return []
         if (complaint := budgets_complaint(certificate, layers)) is not None:
             note(CERTIFICATE, complaint)
-            return
+            return []
         _check_names(certificate, self._expected, result, note)
         _check_layout(certificate, forms, self._order, note)
         source = self._match(certificate)
         complete = self._read_layers(file, layers, certificate)
         self._tell_statements(complete, certificate)
-        if source is not None:
-            heads = self._heads(source, file, complete, certificate)
-            with closing(self._results("recomputing", heads, tell)) as verdicts:
-                for verdict in verdicts:
-                    self._take_verdict(verdict)
-            self._prove()
+        return [] if source is None else self._heads(source, file, complete, certificate)
 
     def _check_bytes(self, file: SafetensorsFile, certificate: Certificate, tell: Progress) -> None:
         """Check that the writer makes this file of the certificate and tensors with its hashes."""
@@ -204,7 +209,7 @@ class OutputJob:
         """Find the input with the recorded hashes; without one, note how the nearest differs."""
         if not self._sources:
             return None
-        inputs, headers, note = certificate.inputs, certificate.input_headers, self._notes.add
+        inputs, headers, note = certificate.inputs, certificate.input_headers, self._later.add
         name = self.result.path.name
         source = self._sources.find(inputs, headers, name)
         if source is not None:
@@ -240,7 +245,7 @@ class OutputJob:
         self, file: SafetensorsFile, layers: Sequence[Layer], certificate: Certificate
     ) -> list[Claims]:
         """Read the statements of all layers; return those that make sense."""
-        note, wanted, complete = self._notes.add, set[str](), []
+        note, wanted, complete = self._later.add, set[str](), []
         visible = visible_keys(layers, certificate)
         for layer in layers:
             wanted.update(tensors_of(file, layer, certificate))
@@ -293,7 +298,7 @@ class OutputJob:
         said = read_metadata(str(source.path), metadata, [claims.layer for claims in layers])
         scales = {claims.layer.index: certificate.scales[claims.layer.index] for claims in layers}
         if said != (scales, certificate.causal_offset):
-            self._notes.add(CERTIFICATE, f"scale or causal_offset is not that of {source.path}")
+            self._later.add(CERTIFICATE, f"scale or causal_offset is not that of {source.path}")
             return []
         self.result.unchecked = ()
         if layers and certificate.options.proof != "full":

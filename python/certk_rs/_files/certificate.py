@@ -56,9 +56,8 @@ class Options:
         proof: "full", "compact" or "none": see docs/files.md.
         out_tol: The bound on the error of outputs that budgets were chosen for.
         size: The most keys that may be kept in the whole file.
-        hot: Whether the keys that are needed most often are kept, `size` of them at most, whatever
-            that leaves rows to lose.
-        guard: What is remembered of the dropped keys: "codes", or "none".
+        hot: True to keep the `size` keys that are needed most often, beyond the rows' budgets.
+        guard: The record of the dropped keys: "codes", or "none".
     """
 
     granularity: str = "head"
