@@ -430,10 +430,7 @@ def _weights(name: str, value: ArrayLike) -> NDArray[np.float64]:
     array = coerce.floats(name, value)
     if array.ndim < 2:
         raise CertkError(f"{name} has shape {array.shape}; pass (..., d, d_head)")
-    bad = np.argwhere(~np.isfinite(array))
-    if len(bad):
-        place = [int(i) for i in bad[0]]
-        raise CertkError(f"{name}{place} is {array[tuple(place)]}; weights must be finite")
+    _planning.need(name, array, np.isfinite(array), "weights must be finite")
     return array
 
 

@@ -85,7 +85,7 @@ POLICY = WindowPolicy(1.0, 0.5)
         (windows.scale_r, (math.nan, np.eye(2), np.eye(2)), "B is NaN"),
         (windows.scale_r, (1.0, np.eye(2), np.eye(3)), "w_k has shape"),
         (windows.scale_r, (1.0, np.ones(2), np.eye(2)), "w_q has shape"),
-        (windows.scale_r, (1.0, [[1.0, math.nan]], [[1.0, 2.0]]), r"w_q\[0, 1\] is nan"),
+        (windows.scale_r, (1.0, [[1.0, math.nan]], [[1.0, 2.0]]), r"w_q\[0, 1\] is NaN"),
         (windows.predict, (0, 1.0, 0.1, 0.1), "n is 0"),
         (windows.predict, (5, -1.0, 0.1, 0.1), "R is -1"),
         (windows.predict, (5, math.inf, 0.1, 0.1), "R is inf"),

@@ -67,10 +67,7 @@ class Judge:
         # A row of which arithmetic proves nothing (NaN) may lose everything.
         highest = np.where(np.isnan(rows.tail_high), 1.0, rows.tail_high)
         verdict.worst = max(verdict.worst, float(highest[promised].max(initial=0.0)))
-        if claims.upper is not None and claims.lower is not None:
-            self._compare(which, rows, claims.lower[tuple(which.T)], claims.upper[tuple(which.T)])
-        else:
-            self._compare_worst(which, rows, promised, within)
+        self._compare(which, rows, promised, within)
         if claims.violations is not None:
             self._count_violations(which, rows)
         if verdict.proof is not None:
@@ -94,49 +91,40 @@ class Judge:
         limits: Floats = np.maximum(self._eps, said)
         return limits
 
-    def _compare(self, which: Integers, rows: Rows, lower: Floats, upper: Floats) -> None:
-        """Compare recorded masses with recomputed ones."""
-        confirmed = rows.lose_at_most(upper) & rows.lose_at_least(lower)
-        refuted = rows.refute(lower, upper)
-        self._verdict.confirmed += int(confirmed.sum())
-        for row in np.flatnonzero(~confirmed):
-            said = f"[{float(lower[row])!r}, {float(upper[row])!r}]"
-            self._complain("tail_mass_upper", which[row], rows, int(row), said, bool(refuted[row]))
-
-    def _compare_worst(
+    def _compare(
         self,
         which: Integers,
         rows: Rows,
         promised: NDArray[np.bool_],
         within: NDArray[np.bool_],
     ) -> None:
-        """Compare the promised rows with the recorded worst masses, or with their budgets."""
-        claims, name = self._claims, "indices"
-        bound = np.full(len(which), self._eps)
-        confirmed = within
-        if claims.worst is not None:
-            name, bound = "worst_tail_mass", claims.worst[which[:, 0]]
-            confirmed = rows.lose_at_most(bound)
-        elif self._excused:
-            confirmed = np.ones_like(within)
-        refuted = rows.refute(np.zeros(len(which)), bound)
-        self._verdict.confirmed += int((promised & confirmed).sum())
-        for row in np.flatnonzero(promised & ~confirmed):
-            said = f"[0.0, {float(bound[row])!r}]"
-            self._complain(name, which[row], rows, int(row), said, bool(refuted[row]))
+        """Compare recorded masses with recomputed ones; without a record, rows with their budgets.
 
-    def _complain(
-        self, name: str, place: Integers, rows: Rows, row: int, said: str, refuted: bool
-    ) -> None:
-        head, query = (int(each) for each in place)
-        mine = f"[{float(rows.tail_low[row])!r}, {float(rows.tail_high[row])!r}]"
-        verdict = f"refuted: it is in {mine}" if refuted else f"not confirmed, only {mine} is"
-        at = {"tail_mass_upper": f"[{head}, {query}]", "worst_tail_mass": f"[{head}]"}.get(name, "")
-        self._verdict.notes.add(
-            f"{self._claims.stem}{name}{at}",
-            f"layer {self._claims.layer.index}, head {head}, query {query}: "
-            f"tail mass in {said} is {verdict}",
-        )
+        A level of proof that records less than every row speaks of the promised rows only.
+        """
+        claims, every = self._claims, np.ones(len(which), bool)
+        lower, upper = np.zeros(len(which)), np.full(len(which), self._eps)
+        name, judged, confirmed = "indices", promised, every if self._excused else within
+        if claims.upper is not None and claims.lower is not None:
+            lower, upper = claims.lower[tuple(which.T)], claims.upper[tuple(which.T)]
+            name, judged = "tail_mass_upper", every
+            confirmed = rows.lose_at_most(upper) & rows.lose_at_least(lower)
+        elif claims.worst is not None:
+            name, upper = "worst_tail_mass", claims.worst[which[:, 0]]
+            confirmed = rows.lose_at_most(upper)
+        refuted = rows.refute(lower, upper)
+        self._verdict.confirmed += int((judged & confirmed).sum())
+        for row in np.flatnonzero(judged & ~confirmed):
+            head, query = which[row].tolist()
+            mine = f"[{float(rows.tail_low[row])!r}, {float(rows.tail_high[row])!r}]"
+            said = f"[{float(lower[row])!r}, {float(upper[row])!r}]"
+            how = f"refuted: it is in {mine}" if refuted[row] else f"not confirmed, only {mine} is"
+            at = {"tail_mass_upper": f"[{head}, {query}]", "worst_tail_mass": f"[{head}]"}
+            self._verdict.notes.add(
+                f"{claims.stem}{name}{at.get(name, '')}",
+                f"layer {claims.layer.index}, head {head}, query {query}: "
+                f"tail mass in {said} is {how}",
+            )
 
     def _count_violations(self, which: Integers, rows: Rows) -> None:
         held = np.isin(which[:, 1], self._claims.held_out)
