@@ -11,7 +11,7 @@ compute, measure and fit, and iid Gaussian scores at a fixed sigma need k propor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -161,19 +161,11 @@ class EffectiveEntries(_Frozen):
     """
     n: NDArray[np.int64]
     """Visible entries."""
-    ineffective_fraction: NDArray[np.float64] = field(init=False)
-    """1 - count/n; 0 for a row without visible entries."""
 
-    def __post_init__(self) -> None:
-        """Add what follows from the counts."""
-        fraction = np.zeros(self.n.shape)
-        np.divide(self.n - self.count, self.n, out=fraction, where=self.n > 0)
-        object.__setattr__(self, "ineffective_fraction", fraction)
-        super().__post_init__()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by what the constructor takes."""
-        return type(self), (self.eps, self.count, self.count_upper, self.n)
+    @property
+    def ineffective_fraction(self) -> NDArray[np.float64]:
+        """1 - count/n, (...); 0 for a row without visible entries."""
+        return _planning.read_only((self.n - self.count) / np.maximum(self.n, 1))
 
 
 @_planning.default_arithmetic
