@@ -8,6 +8,7 @@ With them, it also tells whether the certificate is true.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 from ._audit.files import OutputJob, Progress, Sample
@@ -95,10 +96,13 @@ def audit(
         sources = Sources(opened)
         for path in paths:
             job = OutputJob(path, sources, expected, layout, sample, workers)
-            results.append(job.run(tell))
+            with closing(job.run()) as run:
+                for told in run:
+                    tell(*told)
+            results.append(job.result)
             if each is not None:
-                each(results[-1])
-            if fail_fast and results[-1].findings:
+                each(job.result)
+            if fail_fast and job.result.findings:
                 return Audit(tuple(results), (), tuple(paths[len(results) :]))
         return Audit(tuple(results), sources.unmatched())
 

@@ -45,6 +45,15 @@ def test_what_was_written_holds(job: Job) -> None:
     assert with_input.source == job.source
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_of_the_progress_is_no_finding(job: Job, threads: int) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        audit([job.output], progress=broken, threads=threads)
+
+
 def test_any_byte_of_the_output(job: Job) -> None:
     good = job.output.read_bytes()
     for position in [*range(0, len(good), 17), len(good) - 1]:

@@ -48,6 +48,8 @@ from .workers import SMALL, Workers
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
+Told = Generator[tuple[str, int, int], None, None]
+"""A run of work, which yields the arguments of `Progress`."""
 Identity = tuple[Any, ...]
 _File = TypeVar("_File", bound=SafetensorsFile)
 _R = TypeVar("_R")
@@ -57,7 +59,7 @@ Sample = float | int
 
 
 class OutputJob:
-    """One output under audit; `run` returns the answer."""
+    """One output under audit."""
 
     def __init__(
         self,
@@ -81,30 +83,26 @@ class OutputJob:
         # Findings about the bytes are told before those about statements.
         self._notes, self._later = Notes(), Notes()
 
-    def run(self, tell: Progress) -> OutputAudit:
-        """Judge the output; an error of any kind is told as a fact about it."""
-        result = self.result
+    def run(self) -> Told:
+        """Judge the output, and yield the progress; `result` is the answer then."""
         with self._open:
             try:
-                self._judge(tell)
+                yield from self._judge()
                 for file, identity in self._opened:
                     file.check_unchanged(identity)
             except Exception as error:  # of any kind: other outputs are judged all the same
                 # Earlier findings may be of other bytes.
                 self._tell_failure(self._cause(error))
-                return result
-        result.take(self._notes)
-        return result
+                return
+        self.result.take(self._notes)
 
-    def _results(
-        self, label: str, work: list[Callable[[], _R]], tell: Progress
-    ) -> Generator[_R, None, None]:
-        """Yield the results of work, and tell the progress."""
-        name, small = self.result.path.name, self._opened[0][0].size < SMALL
+    def _each(self, label: str, work: list[Callable[[], _R]], take: Callable[[_R], None]) -> Told:
+        """Run work, take its results in order, and yield the progress."""
+        small = self._opened[0][0].size < SMALL
         with closing(self._workers.run(work, small=small)) as run:
             for number, result in enumerate(run):
-                tell(f"{label} {name}", number, len(work))
-                yield result
+                yield f"{label} {self.result.path.name}", number, len(work)
+                take(result)
 
     def _cause(self, error: Exception) -> Exception:
         """Return the cause of an error: a file that was changed meanwhile may cause any."""
@@ -136,18 +134,16 @@ class OutputJob:
         self._opened.append((file, identity))
         return file
 
-    def _judge(self, tell: Progress) -> None:
+    def _judge(self) -> Told:
         file = SafetensorsFile(self.result.path)
         self._reading(file, file.identity)
         certificate = _certificate(file, self._notes)
         if certificate is None:
             return
         heads = self._read(file, certificate)
-        self._check_bytes(file, certificate, tell)
+        yield from self._check_bytes(file, certificate)
         self._notes.take(self._later)
-        with closing(self._results("recomputing", heads, tell)) as verdicts:
-            for verdict in verdicts:
-                self._take_verdict(verdict)
+        yield from self._each("recomputing", heads, self._take_verdict)
         self._prove()
 
     def _read(self, file: SafetensorsFile, certificate: Certificate) -> list[Callable[[], Verdict]]:
@@ -171,7 +167,7 @@ class OutputJob:
         self._tell_statements(complete, certificate)
         return [] if source is None else self._heads(source, file, complete, certificate)
 
-    def _check_bytes(self, file: SafetensorsFile, certificate: Certificate, tell: Progress) -> None:
+    def _check_bytes(self, file: SafetensorsFile, certificate: Certificate) -> Told:
         """Check that the writer makes this file of the certificate and tensors with its hashes."""
         held, said, note = file.header.forms, certificate.output_forms, self._notes.add
         hashes = []
@@ -185,9 +181,7 @@ class OutputJob:
             else:
                 sha256 = certificate.outputs[name].sha256
                 hashes.append(partial(self._check_hash, file, name, sha256))
-        with closing(self._results("checking", hashes, tell)) as found:
-            for notes in found:
-                self._notes.take(notes)
+        yield from self._each("checking", hashes, self._notes.take)
         if self._notes.found:
             return
         raw, canonical = file.header.raw, output_header(certificate).raw
