@@ -96,7 +96,9 @@ class OutputJob:
                 return
         self.result.take(self._notes)
 
-    def _each(self, label: str, work: list[Callable[[], _R]], take: Callable[[_R], None]) -> Told:
+    def _each(
+        self, label: str, work: Sequence[Callable[[], _R]], take: Callable[[_R], None]
+    ) -> Told:
         """Run work, take its results in order, and yield the progress."""
         small = self._opened[0][0].size < SMALL
         with closing(self._workers.run(work, small=small)) as run:
