@@ -57,7 +57,6 @@ class _Upload:
     def __init__(self, location: Location, replace: bool) -> None:
         self._location = location
         self._replace = replace
-        self._spool: IO[bytes] | None = None
         self._named: Path | None = None
 
     def __enter__(self) -> _Upload:
@@ -65,7 +64,7 @@ class _Upload:
         with self._names_the_file():
             # A nameless file, where it can be opened by its number, is gone when this process ends.
             if os.path.lexists("/proc/self/fd"):
-                self._spool = tempfile.TemporaryFile()
+                self._spool: IO[bytes] = tempfile.TemporaryFile()
             else:
                 # Windows cannot open a file twice that is removed when it is closed.
                 self._spool = tempfile.NamedTemporaryFile(delete=False)
@@ -73,30 +72,27 @@ class _Upload:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._spool is not None:
-            with contextlib.suppress(OSError):
-                self._spool.close()
-                if self._named is not None:
-                    self._named.unlink()
+        with contextlib.suppress(OSError):
+            self._spool.close()
+            if self._named is not None:
+                self._named.unlink()
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data` at byte `offset`."""
-        spool = self._open()
         with self._names_the_file():
-            spool.seek(offset)
-            spool.write(data)
+            self._spool.seek(offset)
+            self._spool.write(data)
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
         """Open the file as a stream from its beginning."""
-        spool = self._open()
-        spool.flush()
-        with self._names_the_file(), os.fdopen(os.dup(spool.fileno()), "wb") as stream:
+        self._spool.flush()
+        with self._names_the_file(), os.fdopen(os.dup(self._spool.fileno()), "wb") as stream:
             yield stream
 
     def commit(self) -> None:
         """Upload the file."""
-        spool = self._open()
+        spool = self._spool
         with self._names_the_file():
             spool.flush()
         self._refuse_existing()
@@ -147,11 +143,6 @@ class _Upload:
     def _refuse_existing(self) -> None:
         if not self._replace and self._location.exists():
             raise already_exists(self._location)
-
-    def _open(self) -> IO[bytes]:
-        if self._spool is None:
-            raise AssertionError(f"{self._location} is written outside of its context")
-        return self._spool
 
     @contextlib.contextmanager
     def _names_the_file(self) -> Iterator[None]:
