@@ -38,7 +38,7 @@ from .checks import (
     visible_keys,
 )
 from .claims import Claims, Note, read_claims, shown, tensors_of
-from .judge import Verdict
+from .judge import Verdict, is_proven
 from .recompute import Proof
 from .report import Notes, OutputAudit, Sampled, unknown_without_input
 from .sources import Source, Sources
@@ -78,8 +78,7 @@ class OutputJob:
         self._workers = workers
         self._open = ExitStack()
         self._opened: list[tuple[SafetensorsFile, Identity]] = []
-        self._proofs: dict[int, Proof] = {}
-        self._claims: dict[int, Claims] = {}
+        self._proofs: dict[str, tuple[Proof, Claims]] = {}
         # Findings about the bytes are told before those about statements.
         self._notes, self._later = Notes(), Notes()
 
@@ -305,7 +304,6 @@ class OutputJob:
         work: list[Callable[[], Verdict]] = []
         first, pause = 0, self._workers.pause
         for claims in layers:
-            self._claims[claims.layer.index] = claims
             rows = claims.layer.heads // claims.layer.kv_heads * claims.layer.m
             for kv_head in range(claims.layer.kv_heads):
                 sample = None
@@ -316,7 +314,7 @@ class OutputJob:
                     if not len(sample):
                         continue
                 head = Head(given, file, claims, kv_head, certificate, sample, pause)
-                work.append(partial(_checked, head))
+                work.append(head.check)
             first += claims.layer.heads * claims.layer.m
         return work
 
@@ -344,39 +342,17 @@ class OutputJob:
             result.worst_tail_mass = max(result.worst_tail_mass or 0.0, verdict.worst)
         if verdict.proof is not None:
             token = result.options is not None and result.options.granularity == "token"
-            key = -1 if token else verdict.layer
-            if key in self._proofs:
-                self._proofs[key].join(verdict.proof)
+            name = "all layers" if token else verdict.claims.name_of(0)
+            if name in self._proofs:
+                self._proofs[name][0].join(verdict.proof)
             else:
-                self._proofs[key] = verdict.proof
+                self._proofs[name] = verdict.proof, verdict.claims
 
     def _prove(self) -> None:
         """Prove the lower bounds of sets that several heads share."""
-        for index, proof in self._proofs.items():
-            claims = next(iter(self._claims.values())) if index < 0 else self._claims[index]
-            name = "all layers" if index < 0 else claims.name_of(0)
-            if _is_proven(proof, claims, 0, name, self._notes):
-                self.result.confirmed_lower_bounds += 1
-
-
-def _checked(head: Head) -> Verdict:
-    """Check a kv head; prove its lower bound if it has a set of its own."""
-    verdict, claims, kv_head = head.check(), head.claims, head.kv_head
-    verdict.layer = claims.layer.index
-    if verdict.proof is not None and claims.by_head:
-        name = claims.name_of(kv_head)
-        verdict.proved = _is_proven(verdict.proof, claims, kv_head, name, verdict.notes)
-        verdict.proof = None
-    return verdict
-
-
-def _is_proven(proof: Proof, claims: Claims, group: int, name: str, notes: Notes) -> bool:
-    bound = int(claims.lower_bound[group])
-    if proof.holds_for(bound):
-        return True
-    what = f"{name}: {bound} is not proven by the recorded weights"
-    notes.add(f"{claims.stem}lower_bound[{group}]", what)
-    return False
+        for name, (proof, claims) in self._proofs.items():
+            proved = is_proven(proof, claims, 0, name, self._notes)
+            self.result.confirmed_lower_bounds += int(proved)
 
 
 def _said(claims: Claims) -> tuple[float | None, int | None, int | None]:

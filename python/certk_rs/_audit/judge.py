@@ -28,16 +28,16 @@ class Verdict:
         worst: The largest recomputed upper end of a promised row.
         proof: The share of these rows in the proof of the group's lower bound; None without a
             bound, or in a sample.
-        layer: The number of the layer.
+        claims: The statements about the layer.
         proved: Whether the bound of a set of this head alone is proved.
     """
 
+    claims: Claims
     notes: Notes = field(default_factory=Notes)
     confirmed: int = 0
     over: int = 0
     worst: float = 0.0
     proof: Proof | None = None
-    layer: int = -1
     proved: bool = False
 
 
@@ -145,3 +145,13 @@ class Judge:
                     f"{said[head]} is not from the {least} held-out queries that lose more than "
                     f"eps to the {most} that may",
                 )
+
+
+def is_proven(proof: Proof, claims: Claims, group: int, name: str, notes: Notes) -> bool:
+    """Return True if the lower bound of a group is proven; else note that it is not."""
+    bound = int(claims.lower_bound[group])
+    if proof.holds_for(bound):
+        return True
+    what = f"{name}: {bound} is not proven by the recorded weights"
+    notes.add(f"{claims.stem}lower_bound[{group}]", what)
+    return False

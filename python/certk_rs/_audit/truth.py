@@ -20,7 +20,7 @@ from .._files.values import not_finite, widen
 from .checks import forced_positions, inside
 from .claims import Claims, Floats, Integers, among
 from .guards import GuardClaims, untruths
-from .judge import Judge, Verdict
+from .judge import Judge, Verdict, is_proven
 from .recompute import Keys, Proof, ball_radius, recompute
 from .report import Finding
 
@@ -53,15 +53,19 @@ class Head:
     pause: Callable[[], None]
 
     def check(self) -> Verdict:
-        """Compare the head with the input."""
-        verdict = Verdict()
+        """Compare the head with the input; prove the lower bound of a set of its own."""
+        claims, verdict = self.claims, Verdict(self.claims)
         for role in ("key", "value"):
             self._check_copies(role, verdict)
         if self.certificate.options.out_tol is not None:
             self._check_radius(self.certificate.options.out_tol, verdict)
-        if self.claims.guard is not None and self.sample is None:
-            self._check_guard(self.claims.guard, verdict)
+        if claims.guard is not None and self.sample is None:
+            self._check_guard(claims.guard, verdict)
         self._check_rows(verdict)
+        if verdict.proof is not None and claims.by_head:
+            name = claims.name_of(self.kv_head)
+            verdict.proved = is_proven(verdict.proof, claims, self.kv_head, name, verdict.notes)
+            verdict.proof = None
         return verdict
 
     @property
