@@ -177,7 +177,7 @@ class _RemoteReader:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         done = 0
-        if offset < _HEAD:
+        if offset < _HEAD and self.size:
             if not self._head:
                 [self._head] = self._fetch([(0, min(_HEAD, self.size))])
             done = len(part := self._head[offset : offset + len(buffer)])
@@ -196,9 +196,6 @@ class _RemoteReader:
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         """Fetch byte ranges, at once where the file system can."""
-        ranges = [(start, stop) for start, stop in ranges if start < stop] or [(0, 0)]
-        if ranges == [(0, 0)]:
-            return [b""]
         system, path = remote.filesystem(self._location.place)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
         found: list[Any]
