@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from .._files.certificate import Certificate
 from .._files.layers import Layer
-from .._files.output import counts_in, output_tensors
-from .._files.output_reader import rises
+from .._files.output import counts_in, output_tensors, rises
 from .._files.safetensors import Form
 from .._files.tensor_file import SafetensorsFile
 from .._files.values import widen

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from ..errors import CertkError, one_line
-from .kinds import what_it_is
 from .location import Location
 from .reader import Reader
 
@@ -45,6 +45,32 @@ NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 MAX_HEADER = 1 << 24
 _MAX_AXES = 32  # of NumPy 1
 _MAX_BYTES = 2**63 - 1
+# Formats that are not safetensors, by their first bytes, with remedies.
+_SAVE = "load it and write its tensors with safetensors.torch.save_file"
+_SAVE_NUMPY = "load it with numpy and write its arrays with safetensors.numpy.save_file"
+_UNPACK = "unpack it first"
+_KINDS: tuple[tuple[bytes, str], ...] = (
+    # The long integer that torch.save wrote first before it wrote zip archives.
+    (rb"\x80.\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", f"what older torch.save writes (.pt): {_SAVE}"),
+    (rb"PK\x03\x04.{26}[^\0]{1,200}?/(data\.pkl|byteorder|\.format_version|version)",
+     f"what torch.save writes (.pt, .pth, .bin): {_SAVE}"),
+    (rb"PK\x03\x04.{26}[^\0]{0,200}?\.npy", f"a .npz file of NumPy: {_SAVE_NUMPY}"),
+    (rb"PK\x03\x04", f"a zip archive: {_UNPACK}, or if torch.save wrote it, {_SAVE}"),
+    (rb"\x93NUMPY", f"a .npy file of NumPy: {_SAVE_NUMPY}"),
+    (rb"GGUF", "a GGUF file of a model's weights: give a saved KV cache as safetensors"),
+    (rb"\x80[\x02-\x05]", f"a pickle, as of older torch.save: {_SAVE}, if you trust it"),
+    (rb"\x1f\x8b", f"compressed by gzip: {_UNPACK}"),
+    (rb"\x28\xb5\x2f\xfd", f"compressed by zstd: {_UNPACK}"),
+    (rb"BZh[1-9]", f"compressed by bzip2: {_UNPACK}"),
+    (rb"\xfd7zXZ\0", f"compressed by xz: {_UNPACK}"),
+    (rb".{257}ustar", f"a tar archive: {_UNPACK}"),
+    (rb"\x89HDF\r\n", "an HDF5 file: write its arrays with safetensors.numpy.save_file"),
+    (rb"PAR1", "a Parquet file: write its columns with safetensors.numpy.save_file"),
+    (rb"version https://git-lfs", "a pointer of Git LFS: fetch the file with git lfs pull"),
+    (rb"\s*<[!?a-zA-Z]", "HTML or XML, as servers answer when a file is not there: fetch it again"),
+    (rb"\s*[{\[][\s\"{\[}\]\d]",
+     "JSON text: give a .safetensors file, or an index of shards that ends in .index.json"),
+)  # fmt: skip
 # A value of a header can be as long as the header, and is quoted in one line.
 _QUOTE = reprlib.Repr()
 _QUOTE.maxstring = _QUOTE.maxother = 200
@@ -188,7 +214,8 @@ def _kind(reader: Reader, otherwise: str) -> str:
     """Name the format of a file that is not safetensors, if it is known."""
     beginning = bytearray(min(reader.size, 512))
     reader.read_into(0, memoryview(beginning))
-    kind = what_it_is(bytes(beginning))
+    found = (said for sign, said in _KINDS if re.match(sign, beginning, re.DOTALL))
+    kind = next(found, None)
     return f"it is {kind}" if kind else otherwise
 
 

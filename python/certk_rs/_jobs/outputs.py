@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._files.layers import Layer
-from .._files.output_reader import OutputReader
+from .._files.output import OutputReader
 from .._files.safetensors import ITEMSIZE
 from .sets import KINDS, PROMISED, LayerRecord, SetRecord, fewest_keys, set_records
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._files.guards import guard_forms, guarded_heads
 from .._files.layers import Layer
-from .._files.output_reader import OutputReader
+from .._files.output import OutputReader
 from .._files.safetensors import NAMES
 from ..errors import CertkError
 from ..guard import Guard, others
