@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -58,24 +59,19 @@ Sample = float | int
 """Rows to look at: a share of all, or a number of them."""
 
 
+@dataclass
 class OutputJob:
     """One output under audit."""
 
-    def __init__(
-        self,
-        path: Path,
-        sources: Sources,
-        expected: Names | None,
-        order: str | None,
-        sample: Sample | None,
-        workers: Workers,
-    ) -> None:
-        self.result = OutputAudit(path=path)
-        self._sources = sources
-        self._expected = expected
-        self._order = order
-        self._sample = sample
-        self._workers = workers
+    path: Path
+    sources: Sources
+    expected: Names | None
+    order: str | None
+    sample: Sample | None
+    workers: Workers
+
+    def __post_init__(self) -> None:
+        self.result = OutputAudit(path=self.path)
         self._open = ExitStack()
         self._opened: list[tuple[SafetensorsFile, Identity]] = []
         self._proofs: dict[str, tuple[Proof, Claims]] = {}
@@ -100,7 +96,7 @@ class OutputJob:
     ) -> Told:
         """Run work, take its results in order, and yield the progress."""
         small = self._opened[0][0].size < SMALL
-        with closing(self._workers.run(work, small=small)) as run:
+        with closing(self.workers.run(work, small=small)) as run:
             for number, result in enumerate(run):
                 yield f"{label} {self.result.path.name}", number, len(work)
                 take(result)
@@ -161,8 +157,8 @@ class OutputJob:
         if (complaint := budgets_complaint(certificate, layers)) is not None:
             note(CERTIFICATE, complaint)
             return []
-        _check_names(certificate, self._expected, result, note)
-        _check_layout(certificate, forms, self._order, note)
+        _check_names(certificate, self.expected, result, note)
+        _check_layout(certificate, forms, self.order, note)
         source = self._match(certificate)
         complete = self._read_layers(file, layers, certificate)
         self._tell_statements(complete, certificate)
@@ -194,7 +190,7 @@ class OutputJob:
     def _check_hash(self, file: SafetensorsFile, name: str, said: str) -> Notes:
         digest, notes = hashlib.sha256(), Notes()
         for piece in file.chunks(name):
-            self._workers.pause()
+            self.workers.pause()
             digest.update(piece.data)
         if digest.hexdigest() != said:
             notes.add(name, "its bytes were changed: their SHA-256 is not that in the certificate")
@@ -202,15 +198,15 @@ class OutputJob:
 
     def _match(self, certificate: Certificate) -> Source | None:
         """Find the input with the recorded hashes; without one, note how the nearest differs."""
-        if not self._sources:
+        if not self.sources:
             return None
         inputs, headers, note = certificate.inputs, certificate.input_headers, self._later.add
         name = self.result.path.name
-        source = self._sources.find(inputs, headers, name)
+        source = self.sources.find(inputs, headers, name)
         if source is not None:
             self.result.source = source.path
             if source.name != name:
-                other = f", though {name} is among the inputs" * self._sources.has_name(name)
+                other = f", though {name} is among the inputs" * self.sources.has_name(name)
                 what = f"it is the output of {source.path}, which has another name{other}"
                 self.result.warnings += (what,)
             if source.headers != headers:
@@ -220,8 +216,8 @@ class OutputJob:
                     "or metadata were changed",
                 )
             return source
-        best, same = self._sources.nearest(inputs, headers)
-        if (lost := self._sources.lost(inputs)) is not None:
+        best, same = self.sources.nearest(inputs, headers)
+        if (lost := self.sources.lost(inputs)) is not None:
             raise lost
         if not same:
             note("inputs", "none of the files given with --against is its input")
@@ -300,9 +296,9 @@ class OutputJob:
             self.result.rows_over_budget, self._recount = 0, True
         if layers and certificate.options.proof == "none":
             self.result.worst_tail_mass = 0.0
-        chosen = None if self._sample is None else self._draw(layers, certificate)
+        chosen = None if self.sample is None else self._draw(layers, certificate)
         work: list[Callable[[], Verdict]] = []
-        first, pause = 0, self._workers.pause
+        first, pause = 0, self.workers.pause
         for claims in layers:
             rows = claims.layer.heads // claims.layer.kv_heads * claims.layer.m
             for kv_head in range(claims.layer.kv_heads):
@@ -323,7 +319,7 @@ class OutputJob:
     def _draw(self, layers: Sequence[Claims], certificate: Certificate) -> NDArray[np.int64]:
         """Draw the rows to look at: the same for the same output."""
         count = sum(claims.layer.heads * claims.layer.m for claims in layers)
-        sample = self._sample or 0
+        sample = self.sample or 0
         wanted = math.ceil(sample * count) if isinstance(sample, float) else sample
         rows = min(wanted, count)
         seed = int(hashlib.sha256(certificate.to_json().encode()).hexdigest()[:12], 16)
