@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .._files.certificate import Certificate
 from .._files.layers import Layer
 from .._files.tensor_file import SafetensorsFile
-from .._files.values import not_finite, widen
+from .._files.values import FiniteCheck, widen
 from .checks import forced_positions, inside
 from .claims import Claims, Floats, Integers, among
 from .guards import GuardClaims, untruths
@@ -112,7 +112,8 @@ class Head:
 
     def _check_finite(self, role: str, rows: NDArray[Any], verdict: Verdict) -> None:
         """Check that rows are finite: prune refuses others."""
-        if len(not_finite(rows.reshape(-1), self._layer.dtypes[role])):
+        check = FiniteCheck(self._layer.dtypes[role])
+        if check.first_bad(rows.reshape(-1).view(np.uint8)) is not None:
             what = f"kv head {self.kv_head}: holds a number that is not finite"
             finding = Finding(f"input {self._layer.names[role]}", what)
             if finding not in verdict.notes.findings:
