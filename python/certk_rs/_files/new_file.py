@@ -86,8 +86,9 @@ class _Upload:
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
         """Open the file as a stream from its beginning."""
-        self._spool.flush()
-        with self._names_the_file(), os.fdopen(os.dup(self._spool.fileno()), "wb") as stream:
+        spool = self._spool
+        spool.flush()
+        with self._names_the_file(), os.fdopen(os.dup(spool.fileno()), "wb") as stream:
             yield stream
 
     def commit(self) -> None:
