@@ -4,15 +4,37 @@ use certk_rs::bounds::{
     Blocks, Cuts, GapRule, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap,
     single_gap, smallest_k, tail_mass_from_kl,
 };
-use certk_rs::{Keep, Kind, Mask, OutputOptions, Scores, Values, output_error, select_output};
+use certk_rs::{
+    Keep, Kind, Mask, OutputError, OutputOptions, Scores, Values, output_error, select_output,
+};
 
 use crate::exact::{Average, Random, Real, Share, flags, least_tail, ranked, reals, tail, weights};
-use crate::rows::Stored;
+use crate::stored::Stored;
 
 /// Returns the share that `n - k` scores of `low` have beside `k` scores of `high`.
 fn of_levels(n: usize, k: usize, high: &Real, low: &Real) -> Share {
     let scores: Vec<Real> = (0..n).map(|i| if i < k { high } else { low }.clone()).collect();
     tail(&weights(&scores), |i| i < k)
+}
+
+/// Returns all bounds of the first row's output error with their names.
+pub(crate) fn named(found: &OutputError) -> [(&'static str, f64); 8] {
+    [
+        ("exact", found.exact[0]),
+        ("diameter", found.diameter[0]),
+        ("ball", found.ball[0]),
+        ("spectral", found.spectral[0]),
+        ("variance", found.variance[0]),
+        ("best", found.best[0]),
+        ("norm", found.norm[0]),
+        ("chi_square", found.chi_square[0]),
+    ]
+}
+
+/// Returns the average over all values, and that over the kept ones.
+pub(crate) fn averages(weights: &[Real], values: &[f64], d: usize, kept: &[bool]) -> [Average; 2] {
+    let of = |kept: &dyn Fn(usize) -> bool| Average::of(weights, values, d, kept, &Real::zero());
+    [of(&|_| true), of(&|i| kept[i])]
 }
 
 #[test]
@@ -172,7 +194,6 @@ fn divergences_and_tail_masses() {
 #[test]
 fn output_errors_beside_exact_averages() {
     let mut random = Random::new(65);
-    let none = Real::zero();
     for round in 0..60 {
         let (n, d) = (2 + random.below(30), 1 + random.below(4));
         let numbers = random.normals(n, [0.01, 2.0, 20.0][round % 3]);
@@ -196,10 +217,9 @@ fn output_errors_beside_exact_averages() {
             (Scores::new(&numbers, &[1, n]).unwrap(), weights(&reals(&numbers)))
         };
         let values = Values::new(&points, &[n, d]).unwrap();
-        let all = Average::of(&weights, &points, d, |_| true, &none);
         let near = |kept: &[bool], bound: f64| {
+            let [all, some] = averages(&weights, &points, d, kept);
             if kept.contains(&true) {
-                let some = Average::of(&weights, &points, d, |i| kept[i], &none);
                 all.is_near(&some, bound)
             } else {
                 all.is_within(&vec![0.0; d], bound)
@@ -208,20 +228,7 @@ fn output_errors_beside_exact_averages() {
         let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
         let keep = Keep::Mask { kept: &bytes, strides: &[n] };
         let found = output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap();
-        let names =
-            ["exact", "diameter", "ball", "spectral", "variance", "best", "norm", "chi_square"];
-        let bounds = [
-            &found.exact,
-            &found.diameter,
-            &found.ball,
-            &found.spectral,
-            &found.variance,
-            &found.best,
-            &found.norm,
-            &found.chi_square,
-        ];
-        for (name, bound) in names.iter().zip(bounds) {
-            let bound = bound[0];
+        for (name, bound) in named(&found) {
             assert!(bound == f64::INFINITY || near(&kept, bound), "{round} {name} {bound}");
         }
         assert!(!near(&kept, found.exact[0] * (1.0 - 1e-6)) || found.exact[0] < 1e-9, "{round}");

@@ -5,10 +5,16 @@
 
 mod attention;
 mod bounds;
-mod exact;
+#[cfg(unix)]
+mod guard_pages;
+#[cfg(unix)]
+mod guarded;
 mod histories;
+/// The fuzz targets with their judges; their workspace has lints of its own.
+#[allow(clippy::pedantic, dead_code, unreachable_pub)]
+#[path = "../../fuzz/src/lib.rs"]
+mod judges;
 mod keep_set;
-mod levels;
 mod masks;
 mod montecarlo;
 mod radius;
@@ -17,3 +23,6 @@ mod same_bits;
 mod search;
 mod seen;
 mod snapshots;
+mod vectors;
+
+use judges::{exact, levels, stored};

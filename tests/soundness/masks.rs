@@ -10,7 +10,7 @@ use certk_rs::{
 
 use crate::exact::Random;
 use crate::levels::at_each;
-use crate::rows::Stored;
+use crate::stored::Stored;
 
 /// Names that this CPU knows; whatever they are, answers have the same bits.
 fn on_every_level<R: PartialEq + std::fmt::Debug>(what: &str, run: impl Fn(bool) -> R) {

@@ -15,7 +15,7 @@ use certk_rs::{
 };
 
 use crate::levels::at_each;
-use crate::rows::Stored;
+use crate::stored::Stored;
 
 /// Numbers that need no function of a mathematical library, whose bits differ between systems.
 struct Random(u64);

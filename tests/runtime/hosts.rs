@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use certk_rs::{
     AttentionOptions, Context, IndexOptions, KeyIndex, Options, Scores, SearchOptions, Vectors,
@@ -14,12 +14,15 @@ use certk_rs::{
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::{alone, gaussian};
+
 fn host() -> ThreadPool {
     ThreadPoolBuilder::new().num_threads(2).build().unwrap()
 }
 
 /// Runs some work, and panics if it does not end within two minutes. The calls below take a second or two.
 fn in_time(work: impl FnOnce() + Send + 'static) {
+    let _alone = alone();
     let (done, ended) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         work();
@@ -31,22 +34,11 @@ fn in_time(work: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Numbers that look Gaussian enough, the same each time.
-fn numbers(count: usize, size: f32) -> Vec<f32> {
-    let mut state = 1u64;
-    let mut uniform = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    (0..count).map(|_| size * (0..4).map(|_| uniform()).sum::<f32>()).collect()
-}
-
 #[test]
 fn a_search_may_run_under_a_lock_of_the_host() {
     in_time(|| {
         let (heads, n, d) = (4, 4096, 64);
-        let (keys, queries) = (numbers(heads * n * d, 2.0), numbers(heads * d, 8.0));
+        let (keys, queries) = (gaussian(heads * n * d, 2.0 / 2.0), gaussian(heads * d, 8.0 / 2.0));
         let keys = Vectors::new("k", &keys[..], &[heads, n, d]).unwrap();
         let queries = Vectors::new("q", &queries[..], &[heads, 1, d]).unwrap();
         let options = SearchOptions::default();
@@ -74,7 +66,7 @@ fn many_calls_at_once_do_not_pile_up() {
     /// An emulated processor takes its time.
     const CALLS: usize = if cfg!(target_arch = "x86_64") { 20_000 } else { 2000 };
     in_time(|| {
-        let row = numbers(17 * 4096, 4.0);
+        let row = gaussian(17 * 4096, 4.0 / 2.0);
         let scores = Scores::new(&row[..], &[17, 4096]).unwrap();
         let want = select(&scores, &[0.5], &Options::new()).unwrap().k;
         host().install(|| {
@@ -88,7 +80,7 @@ fn many_calls_at_once_do_not_pile_up() {
 #[test]
 fn an_explicit_number_of_threads_does_not_pile_up_either() {
     in_time(|| {
-        let row = numbers(17 * 8192, 4.0);
+        let row = gaussian(17 * 8192, 4.0 / 2.0);
         let scores = Scores::new(&row[..], &[17, 8192]).unwrap();
         let long = Scores::new(&row[..], &[1, 17 * 8192]).unwrap();
         let options = Options::new().threads(3);
@@ -109,10 +101,10 @@ fn an_explicit_number_of_threads_does_not_pile_up_either() {
 fn every_kind_of_call_may_run_under_a_lock_of_the_host() {
     in_time(|| {
         let (n, d) = (70_000, 32);
-        let (keys, query) = (numbers(n * d, 2.0), numbers(32 * d, 8.0));
+        let (keys, query) = (gaussian(n * d, 2.0 / 2.0), gaussian(32 * d, 8.0 / 2.0));
         let keys = Vectors::new("k", &keys[..], &[n, d]).unwrap();
         let queries = Vectors::new("q", &query[..], &[32, d]).unwrap();
-        let rows = numbers(4 * n, 8.0);
+        let rows = gaussian(4 * n, 8.0 / 2.0);
         let scores = Scores::new(&rows[..], &[4, n]).unwrap();
         for threads in [None, Some(2)] {
             let context = threads.map_or(Context::new(), |threads| Context::new().threads(threads));
@@ -141,7 +133,7 @@ fn every_kind_of_call_may_run_under_a_lock_of_the_host() {
 #[test]
 fn the_pool_of_a_host_may_help_under_its_own_lock() {
     in_time(|| {
-        let row = numbers(17 * 8192, 4.0);
+        let row = gaussian(17 * 8192, 4.0 / 2.0);
         let scores = Scores::new(&row[..], &[17, 8192]).unwrap();
         let long = Scores::new(&row[..16 * 8192], &[1, 16 * 8192]).unwrap();
         let options = Options::new();
@@ -175,7 +167,7 @@ fn the_pool_of_a_host_may_help_under_its_own_lock() {
 #[test]
 fn workers_of_a_host_that_come_in_time_do_help() {
     in_time(|| {
-        let row = numbers(1 << 22, 4.0);
+        let row = gaussian(1 << 22, 4.0 / 2.0);
         let scores = Scores::new(&row[..], &[1 << 10, 1 << 12]).unwrap();
         let host = Arc::new(ThreadPoolBuilder::new().num_threads(3).build().unwrap());
         // Of a pool that is busy for ever nobody helps, and nobody is waited for.
@@ -195,25 +187,5 @@ fn workers_of_a_host_that_come_in_time_do_help() {
         free.wait();
         let found = context.run(|| select(&scores, &[0.1], &Options::new())).unwrap();
         assert_eq!(found, want);
-    });
-}
-
-#[test]
-#[ignore = "a measurement, of what is printed with --nocapture"]
-fn default_options_beside_one_thread() {
-    let row = numbers(17 * 4096, 4.0);
-    let scores = Scores::new(&row[..], &[17, 4096]).unwrap();
-    let time = |options: &Options| {
-        let start = Instant::now();
-        (0..1000).into_par_iter().for_each(|_| {
-            select(&scores, &[0.5], options).unwrap();
-        });
-        start.elapsed().as_secs_f64()
-    };
-    host().install(|| {
-        let (default, one) = (Options::new(), Options::new().threads(1));
-        let mut ratios: Vec<f64> = (0..11).map(|_| time(&default) / time(&one)).collect();
-        ratios.sort_by(f64::total_cmp);
-        println!("default options over one thread, median of eleven: {:.3}", ratios[5]);
     });
 }
