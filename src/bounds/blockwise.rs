@@ -136,22 +136,4 @@ mod tests {
         // The float next to 10/12 lies above it.
         assert_eq!(blockwise(&blocks.unwrap()), Ok(vec![10.0 / 12.0, 0.75]));
     }
-
-    #[test]
-    fn bad_bounds_are_named() {
-        let refused = |upper: f64, lower: f64, size: i64| {
-            let (sizes, uppers, lowers) = ([1, size], [0.0, upper], [0.0, lower]);
-            Blocks::new(&[1, 2], &sizes, &uppers, &lowers, &[1, 0]).unwrap_err()
-        };
-        for (error, name) in [
-            (refused(f64::NAN, 0.0, 1), "upper"),
-            (refused(0.0, f64::NAN, 1), "lower"),
-            (refused(0.0, 1.0, 1), "lower"),
-            (refused(f64::INFINITY, f64::INFINITY, 1), "lower"),
-            (refused(0.0, 0.0, -1), "sizes"),
-        ] {
-            let Error::Block { argument, place, .. } = error else { panic!("{error}") };
-            assert_eq!((argument, place), (name, Place(vec![0, 1])));
-        }
-    }
 }

@@ -1,166 +1,139 @@
-//! One test per rejected input: the variant, and a message that names the argument and the place.
+//! A table of rejected inputs, by subject: the variant, and a message that names the argument and the place.
 
 use certk_rs::bounds::{self, Blocks, Cuts};
 use certk_rs::{
     AttentionOptions, Budget, CertifyOptions, Context, Data, Error, IndexOptions, Keep, KeyIndex,
-    Kind, Mask, MaxKeep, Options, OutputOptions, Place, Rule, Scores, SearchOptions, ValueBall,
-    Values, Vectors, attention, certify, force_simd_level, keep_set, montecarlo, output_error,
-    select, select_output,
+    Kind, Mask, MaxKeep, Options, OutputOptions, Rule, Scores, SearchOptions, ValueBall, Values,
+    Vectors, attention, certify, force_simd_level, keep_set, montecarlo, output_error, select,
+    select_output,
 };
 
+/// Checks that results are errors of a variant, with messages that begin so.
+macro_rules! refused {
+    ($($variant:ident, $begins:expr, $found:expr;)+) => {$(
+        let error = $found.err().unwrap_or_else(|| panic!("{} is taken", $begins));
+        assert!(matches!(error, Error::$variant { .. }), "{error:?}");
+        assert!(error.to_string().starts_with(&$begins[..]), "{error}, not {}", $begins);
+    )+};
+}
+
+/// Two rows.
 fn rows(data: &[f32]) -> Scores<'_> {
     Scores::new(data, &[2, data.len() / 2]).unwrap()
 }
 
-fn refused(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Error {
-    select(scores, eps, options).expect_err("the input is bad")
-}
-
-fn at(place: &[usize]) -> Place {
-    Place::from(place.to_vec())
+fn selected(scores: &Scores<'_>) -> Result<(), Error> {
+    select(scores, &[0.1], &Options::new()).map(drop)
 }
 
 #[test]
-fn scores_are_judged_where_they_are() {
-    let options = Options::new();
-    let data = [0.0, 1.0, 2.0, f32::NAN, 4.0, f32::INFINITY];
-    let error = refused(&rows(&data), &[0.1], &options);
-    assert!(matches!(&error, Error::ScoreNan { place, .. } if *place == at(&[1, 0])));
-    assert!(error.to_string().starts_with("scores[1, 0] is NaN"));
-    let data = [0.0, 1.0, 2.0, 3.0, 4.0, f32::INFINITY];
-    assert!(matches!(
-        refused(&rows(&data), &[0.1], &options),
-        Error::ScoreInfinite { place, .. } if place == at(&[1, 2])
-    ));
+fn scores_and_masks() {
+    let bad = [0.0, 1.0, 2.0, f32::NAN, 4.0, f32::INFINITY];
+    let infinite = [f32::INFINITY, 1.0, 2.0, 3.0];
+    let huge = [1e308, 1e308, 1e308, 0.0];
+    let total = Scores::new(&huge[..], &[2, 2]).unwrap().kind(Kind::Probs).unwrap();
+    let zeros = [0.0f32; 4];
+    let biased = |bias| rows(&zeros).mask(Mask::Additive(Data::F32(bias)), &[2]).unwrap();
+    refused! {
+        ScoreNan, "scores[1, 0] is NaN", selected(&rows(&bad));
+        ScoreInfinite, "scores[1, 1] is +inf", selected(&rows(&[0.0, 1.0, 2.0, f32::INFINITY]));
+        // Before a scale reverses it.
+        ScoreInfinite, "scores[0, 0] is +inf", selected(&rows(&infinite).scale(-1.0).unwrap());
+        ProbabilityTotal, "scores[0] sums to more", selected(&total);
+        Shape, "mask has shape", rows(&zeros).mask(Mask::Allowed(&[1; 3]), &[2]);
+        MaskValue, "mask[1, 1] is NaN", selected(&biased(&[0.0, 0.0, 0.0, f32::NAN]));
+        MaskedScore, "scores[1, 1] times scale plus mask", selected(&biased(&[0.0, 0.0, 1e30, 2e30]));
+    }
     for value in [-0.5, f32::NAN, f32::INFINITY] {
         let data = [0.5, 0.5, 0.25, value];
-        let error = refused(&rows(&data).kind(Kind::Probs).unwrap(), &[0.1], &options);
-        assert!(matches!(error, Error::Probability { place, .. } if place == at(&[1, 1])));
+        let begins = format!("scores[1, 1] is {value}, which is not a probability");
+        refused! { Probability, begins, selected(&rows(&data).kind(Kind::Probs).unwrap()); }
     }
-    let data = [1e308, 1e308, 1e308, 0.0];
-    let scores = Scores::new(&data[..], &[2, 2]).unwrap().kind(Kind::Probs).unwrap();
-    let error = refused(&scores, &[0.1], &options);
-    assert!(matches!(error, Error::ProbabilityTotal { place, .. } if place == at(&[0])));
+    // What is masked is so whatever the scale.
+    let data = [f32::NEG_INFINITY, 1.0, 2.0, f32::NEG_INFINITY];
+    let scores = rows(&data).scale(-1.0).unwrap();
+    let found = select(&scores, &[0.1], &Options::new()).unwrap();
+    assert_eq!((found.row(0), found.row(1)), (&[1][..], &[0][..]));
 }
 
 #[test]
-fn budgets_lie_in_the_half_open_unit_interval() {
+fn budgets_scales_and_kinds() {
     let data = [0.0f32; 4];
-    for eps in [1.0, -1e-9, f64::NAN, f64::INFINITY] {
-        let error = refused(&rows(&data), &[eps], &Options::new());
-        assert!(matches!(error, Error::Eps { place, .. } if place == at(&[])));
-        let error = refused(&rows(&data), &[0.1, eps], &Options::new());
-        assert!(matches!(error, Error::Eps { place, .. } if place == at(&[1])));
-    }
-    assert!(matches!(
-        refused(&rows(&data), &[0.1; 3], &Options::new()),
-        Error::Length { argument: "eps", got: 3, expected: 2, .. }
-    ));
-}
-
-#[test]
-fn scales_and_kinds() {
-    let data = [0.0f32; 4];
-    for scale in [f64::NAN, f64::INFINITY] {
-        assert!(matches!(rows(&data).scale(scale), Err(Error::Scale { .. })));
-    }
-    let probs = || rows(&data).kind(Kind::Probs).unwrap();
-    assert!(matches!(probs().scale(0.5), Err(Error::ScaleWithProbs { .. })));
-    let bias = [0.0f32; 4];
-    let additive = Mask::Additive(Data::F32(&bias));
-    assert!(matches!(probs().mask(additive, &[2]), Err(Error::MaskWithProbs)));
-    assert!(matches!(probs().radius(&[0.1]), Err(Error::RadiusWithProbs)));
-    assert!(matches!(rows(&data).radius(&[0.1, -1.0]), Err(Error::Radius { .. })));
-    // The order of the calls makes no difference.
-    let scaled = rows(&data).scale(0.5).unwrap();
-    assert!(matches!(scaled.kind(Kind::Probs), Err(Error::ScaleWithProbs { .. })));
-    let masked = rows(&data).mask(additive, &[2]).unwrap();
-    assert!(matches!(masked.kind(Kind::Probs), Err(Error::MaskWithProbs)));
-    let inexact = rows(&data).radius(&[0.1]).unwrap();
-    assert!(matches!(inexact.kind(Kind::Probs), Err(Error::RadiusWithProbs)));
-}
-
-#[test]
-fn masks() {
-    let data = [0.0f32; 4];
-    let allowed = [1u8; 3];
-    let mask = Mask::Allowed(&allowed);
-    assert!(matches!(rows(&data).mask(mask, &[2]), Err(Error::Shape { argument: "mask", .. })));
-    let bias = [0.0, 0.0, 0.0, f32::NAN];
-    let scores = rows(&data).mask(Mask::Additive(Data::F32(&bias)), &[2]).unwrap();
-    let error = refused(&scores, &[0.1], &Options::new());
-    assert!(matches!(error, Error::MaskValue { place, .. } if place == at(&[1, 1])));
-    let bias = [0.0, 0.0, 1e30, 2e30];
-    let scores = rows(&data).mask(Mask::Additive(Data::F32(&bias)), &[2]).unwrap();
-    let error = refused(&scores, &[0.1], &Options::new());
-    assert!(matches!(error, Error::MaskedScore { place, .. } if place == at(&[1, 1])));
-}
-
-#[test]
-fn lengths_and_causality() {
-    let data = [0.0f32; 4];
-    assert!(matches!(
-        rows(&data).lengths(&[2, 3]),
-        Err(Error::RowLength { place, value: 3, n: 2, .. }) if place == at(&[1])
-    ));
-    assert!(matches!(rows(&data).lengths(&[1; 5]), Err(Error::Length { argument: "lengths", .. })));
-    let row = Scores::new(&data[..], &[4]).unwrap();
-    assert!(matches!(row.causal_offset(0), Err(Error::Shape { .. })));
-    let ragged = || Scores::ragged(&data[..], &[0, 4]).unwrap();
-    assert!(matches!(ragged().causal_offset(0), Err(Error::Conflict { .. })));
-    assert!(matches!(ragged().lengths(&[1]), Err(Error::Conflict { .. })));
-    let allowed = [1u8; 4];
-    assert!(matches!(ragged().mask(Mask::Allowed(&allowed), &[]), Err(Error::Conflict { .. })));
-    assert!(matches!(Scores::ragged(&data[..], &[0, 5]), Err(Error::Indptr { position: 1, .. })));
-    assert!(matches!(
-        keep_set(&ragged(), &[0.1], &Options::new()),
-        Err(Error::Conflict { first: "indptr", .. })
-    ));
-}
-
-#[test]
-fn options() {
-    let data = [0.0f32, 1.0, 2.0, 3.0];
     let scores = rows(&data);
-    let refuse = |options: Options| refused(&scores, &[0.1], &options);
-    let named =
-        |error: Error, name| matches!(error, Error::Option { argument, .. } if argument == name);
-    assert!(named(refuse(Options::new().block_size(0)), "block_size"));
-    assert!(named(refuse(Options::new().max_keep(MaxKeep::Count(0))), "max_keep"));
-    assert!(named(refuse(Options::new().max_keep(MaxKeep::Fraction(1.5))), "max_keep"));
-    assert!(named(refuse(Options::new().max_keep(MaxKeep::Fraction(f64::NAN))), "max_keep"));
-    assert!(named(refuse(Options::new().min_keep(2).max_keep(MaxKeep::Count(1))), "max_keep"));
-    assert!(named(refuse(Options::new().threads(0)), "threads"));
-    let forced = Options::new().keep_first(1).keep_last(1).max_keep(MaxKeep::Count(1));
-    assert!(matches!(
-        refuse(forced.clone()),
-        Error::ForcedOverMax { place, forced: 2, max_keep: 1, .. } if place == at(&[0])
-    ));
-    assert!(matches!(keep_set(&scores, &[0.1], &forced), Err(Error::ForcedOverMax { .. })));
-    let blocks = Options::new().block_size(2).max_keep(MaxKeep::Count(1));
-    assert!(matches!(refuse(blocks), Error::BlockOverMax { block_size: 2, max_keep: 1, .. }));
+    let options = Options::new();
+    for eps in [1.0, -1e-9, f64::NAN, f64::INFINITY] {
+        refused! {
+            Eps, "eps is ", select(&scores, &[eps], &options);
+            Eps, "eps[1] is ", select(&scores, &[0.1, eps], &options);
+        }
+    }
+    let scaled = || rows(&data).scale(0.5).unwrap();
+    let probs = || rows(&data).kind(Kind::Probs).unwrap();
+    let bias = Mask::Additive(Data::F32(&data));
+    // The order of the calls makes no difference.
+    refused! {
+        Length, "eps has 3 entries but 2", select(&scores, &[0.1; 3], &options);
+        Scale, "scale is NaN", rows(&data).scale(f64::NAN);
+        Scale, "scale is inf", rows(&data).scale(f64::INFINITY);
+        ScaleWithProbs, "scale is 0.5", probs().scale(0.5);
+        ScaleWithProbs, "scale is 0.5", scaled().kind(Kind::Probs);
+        MaskWithProbs, "mask is additive", probs().mask(bias, &[2]);
+        MaskWithProbs, "mask is additive", rows(&data).mask(bias, &[2]).unwrap().kind(Kind::Probs);
+        RadiusWithProbs, "radius is given", probs().radius(&[0.1]);
+        RadiusWithProbs, "radius is given", rows(&data).radius(&[0.1]).unwrap().kind(Kind::Probs);
+        Radius, "radius[1] is -1", rows(&data).radius(&[0.1, -1.0]);
+        Level, "SIMD level \"sse9\"", force_simd_level(Some("sse9"));
+    }
+}
+
+#[test]
+fn lengths_and_ragged_rows() {
+    let data = [0.0f32; 4];
+    let row = Scores::new(&data[..], &[4]).unwrap();
+    let ragged = || Scores::ragged(&data[..], &[0, 4]).unwrap();
+    refused! {
+        RowLength, "lengths[1] is 3; it must lie between 0 and n = 2", rows(&data).lengths(&[2, 3]);
+        Length, "lengths has 5", rows(&data).lengths(&[1; 5]);
+        Shape, "scores has shape [4]", row.causal_offset(0);
+        Conflict, "", ragged().causal_offset(0);
+        Conflict, "", ragged().lengths(&[1]);
+        Conflict, "", ragged().mask(Mask::Allowed(&[1; 4]), &[]);
+        Conflict, "indptr cannot be combined", keep_set(&ragged(), &[0.1], &Options::new());
+        Indptr, "indptr[1] is 5", Scores::ragged(&data[..], &[0, 5]);
+    }
+}
+
+#[test]
+fn options_of_a_selection() {
+    let data = [0.0f32, 1.0, 2.0, 3.0];
+    let (scores, four) = (rows(&data), Scores::new(&data[..], &[4]).unwrap());
+    let (long, short) =
+        (rows(&data).lengths(&[2, 1]).unwrap(), rows(&data).lengths(&[1, 2]).unwrap());
+    let refuse = |options: Options| select(&scores, &[0.1], &options);
+    let new = Options::new;
+    let forced = || new().keep_first(1).keep_last(1).max_keep(MaxKeep::Count(1));
     // A fraction is judged row by row, as far as a row has keys.
-    let half = |least| Options::new().min_keep(least).max_keep(MaxKeep::Fraction(0.5));
-    let lengths = [2, 1];
-    let ragged = rows(&data).lengths(&lengths).unwrap();
-    assert!(matches!(
-        refused(&ragged, &[0.1], &half(2)),
-        Error::MinOverMax { place, min_keep: 2, most: 1, .. } if place == at(&[0])
-    ));
-    let lengths = [1, 2];
-    let ragged = rows(&data).lengths(&lengths).unwrap();
-    assert!(matches!(
-        refused(&ragged, &[0.1], &half(9)),
-        Error::MinOverMax { place, min_keep: 2, most: 1, .. } if place == at(&[1])
-    ));
-    let blocks = Options::new().block_size(2).min_keep(3).max_keep(MaxKeep::Count(3));
-    let four = Scores::new(&data[..], &[4]).unwrap();
-    assert!(matches!(
-        refused(&four, &[0.1], &blocks),
-        Error::MinOverMax { min_keep: 3, most: 2, .. }
-    ));
-    for bad in [Options::new().block_size(2), Options::new().min_keep(2)] {
-        assert!(matches!(keep_set(&scores, &[0.1], &bad), Err(Error::Conflict { .. })));
+    let half = |least| new().min_keep(least).max_keep(MaxKeep::Fraction(0.5));
+    let blocks = new().block_size(2).min_keep(3).max_keep(MaxKeep::Count(3));
+    refused! {
+        Option, "block_size is 0", refuse(new().block_size(0));
+        Option, "max_keep is ", refuse(new().max_keep(MaxKeep::Count(0)));
+        Option, "max_keep is ", refuse(new().max_keep(MaxKeep::Fraction(1.5)));
+        Option, "max_keep is ", refuse(new().max_keep(MaxKeep::Fraction(f64::NAN)));
+        Option, "max_keep is ", refuse(new().min_keep(2).max_keep(MaxKeep::Count(1)));
+        Option, "threads is 0", refuse(new().threads(0));
+        ForcedOverMax, "keep_first and keep_last force 2 keys into row [0], more than max_keep = 1",
+            refuse(forced());
+        ForcedOverMax, "keep_first and keep_last", keep_set(&scores, &[0.1], &forced());
+        BlockOverMax, "block_size is 2, but max_keep = 1",
+            refuse(new().block_size(2).max_keep(MaxKeep::Count(1)));
+        MinOverMax, "min_keep is 2, but max_keep allows 1 keys of row [0]",
+            select(&long, &[0.1], &half(2));
+        MinOverMax, "min_keep is 2, but max_keep allows 1 keys of row [1]",
+            select(&short, &[0.1], &half(9));
+        MinOverMax, "min_keep is 3, but max_keep allows 2", select(&four, &[0.1], &blocks);
+        Conflict, "", keep_set(&scores, &[0.1], &new().block_size(2));
+        Conflict, "", keep_set(&scores, &[0.1], &new().min_keep(2));
     }
 }
 
@@ -169,193 +142,131 @@ fn kept_sets() {
     let data = [0.0f32; 6];
     let scores = rows(&data);
     let judge = |indptr: &[i64], indices: &[i64]| {
-        let keep = Keep::Indices { indptr, indices };
-        certify(&scores, &keep, &CertifyOptions::new()).expect_err("the kept set is bad")
+        certify(&scores, &Keep::Indices { indptr, indices }, &CertifyOptions::new())
     };
-    assert!(matches!(judge(&[0, 1, 2], &[0, 3]), Error::KeepRange { value: 3, n: 3, .. }));
-    assert!(matches!(judge(&[0, 1, 2], &[0, -1]), Error::KeepRange { value: -1, .. }));
-    assert!(matches!(
-        judge(&[0, 0, 2], &[1, 1]),
-        Error::KeepTwice { place, value: 1, .. } if place == at(&[1])
-    ));
-    assert!(matches!(judge(&[0, 1], &[0]), Error::Length { argument: "keep", .. }));
-    assert!(matches!(judge(&[1, 1, 1], &[0]), Error::Indptr { position: 0, .. }));
-    assert!(matches!(judge(&[0, 1, 0], &[0]), Error::Indptr { position: 2, .. }));
-    assert!(matches!(judge(&[0, 1, 3], &[0, 1]), Error::Indptr { position: 2, .. }));
-    let keep = Keep::Mask { kept: &[1; 5], strides: &[3] };
-    let error = certify(&scores, &keep, &CertifyOptions::new()).expect_err("too short");
-    assert!(matches!(error, Error::Shape { argument: "keep", .. }));
+    let short = Keep::Mask { kept: &[1; 5], strides: &[3] };
+    refused! {
+        KeepRange, "keep: index 3 in row [1] is out of range", judge(&[0, 1, 2], &[0, 3]);
+        KeepRange, "keep: index -1 in row [1]", judge(&[0, 1, 2], &[0, -1]);
+        KeepTwice, "keep: index 1 stands twice in row [1]", judge(&[0, 0, 2], &[1, 1]);
+        Length, "keep has 2", judge(&[0, 1], &[0]);
+        Indptr, "indptr[0] is 1", judge(&[1, 1, 1], &[0]);
+        Indptr, "indptr[2] is 0", judge(&[0, 1, 0], &[0]);
+        Indptr, "indptr[2] is 3", judge(&[0, 1, 3], &[0, 1]);
+        Shape, "keep has shape", certify(&scores, &short, &CertifyOptions::new());
+    }
 }
 
 #[test]
 fn numbers_of_the_theory() {
     for value in [-1e-300, 1.5, f64::NAN] {
-        assert!(matches!(
-            bounds::kl_from_tail_mass(value),
-            Err(Error::TailMass { place, .. }) if place == at(&[])
-        ));
+        refused! { TailMass, "tail_mass is ", bounds::kl_from_tail_mass(value); }
     }
     for value in [-1.0, f64::NAN] {
-        assert!(matches!(
-            bounds::tail_mass_from_kl(value),
-            Err(Error::Divergence { place, .. }) if place == at(&[])
-        ));
+        refused! { Divergence, "kl is ", bounds::tail_mass_from_kl(value); }
     }
-    assert!(matches!(
-        bounds::required_gap(3, 4, 0.1),
-        Err(Error::KeptCount { place, value: 4, n: 3, .. }) if place == at(&[])
-    ));
-    assert!(matches!(bounds::required_gap(3, 2, 1.0), Err(Error::Eps { .. })));
+    refused! {
+        KeptCount, "k is 4 for the row, which has n = 3", bounds::required_gap(3, 4, 0.1);
+        Eps, "eps is 1", bounds::required_gap(3, 2, 1.0);
+    }
 }
 
 #[test]
 fn ranks_and_cuts() {
     let data = [0.0, 1.0, 2.0, 0.0, 1.0, f32::NEG_INFINITY];
     let scores = rows(&data);
-    for (k, place, value, n) in [(&[3][..], 1, 3, 2), (&[4], 0, 4, 3), (&[1, -1], 1, -1, 2)] {
-        let error = bounds::score_gap(&scores, k).unwrap_err();
-        assert!(
-            matches!(&error, Error::KeptCount { place: p, value: v, n: m, .. }
-                if (p, *v, *m) == (&at(&[place]), value, n)),
-            "{error}"
-        );
-        assert_eq!(bounds::single_gap(&scores, k), Err(error.clone()));
-        assert_eq!(bounds::multi_gap(&scores, k, Cuts::Best(2)), Err(error.clone()));
-        assert_eq!(bounds::best_cuts(&scores, k, 2), Err(error));
+    for (k, begins) in [
+        (&[3][..], "k is 3 for row [1], which has n = 2"),
+        (&[4], "k is 4 for row [0], which has n = 3"),
+        (&[1, -1], "k is -1 for row [1]"),
+    ] {
+        refused! {
+            KeptCount, begins, bounds::score_gap(&scores, k);
+            KeptCount, begins, bounds::single_gap(&scores, k);
+            KeptCount, begins, bounds::multi_gap(&scores, k, Cuts::Best(2));
+            KeptCount, begins, bounds::best_cuts(&scores, k, 2);
+        }
     }
-    let wrong = bounds::single_gap(&scores, &[1, 1, 1]);
-    assert!(matches!(wrong, Err(Error::Length { argument: "k", got: 3, expected: 2, .. })));
-    for (cuts, position) in [(&[0][..], 0), (&[i64::MIN], 0), (&[1, 1], 1), (&[1, 2], 1)] {
-        let error = bounds::multi_gap(&scores, &[2, 1], Cuts::At(cuts)).unwrap_err();
-        assert!(matches!(error, Error::Cut { position: p, .. } if p == position), "{cuts:?}");
-        assert!(error.to_string().starts_with(&format!("cuts[{position}] is {}", cuts[position])));
+    for (cuts, at) in [(&[0][..], 0), (&[i64::MIN], 0), (&[1, 1], 1), (&[3, 1], 0), (&[1, 2], 1)] {
+        let begins = format!("cuts[{at}] is {}", cuts[at]);
+        refused! { Cut, begins, bounds::multi_gap(&scores, &[2, 1], Cuts::At(cuts)); }
     }
     let rule = bounds::GapRule::MultiGap { cuts: 1 };
-    assert!(matches!(bounds::smallest_k(&scores, &[1.0], rule), Err(Error::Eps { .. })));
+    refused! {
+        Length, "k has 3 entries but 2", bounds::single_gap(&scores, &[1, 1, 1]);
+        Eps, "eps is 1", bounds::smallest_k(&scores, &[1.0], rule);
+    }
 }
 
 #[test]
 fn blocks() {
-    let refused = |sizes: [i64; 2], upper: [f64; 2], lower: [f64; 2]| {
-        Blocks::new(&[1, 2], &sizes, &upper, &lower, &[1, 0]).map(|_| ()).unwrap_err()
+    let refuse = |size: i64, upper: f64, lower: f64| {
+        Blocks::new(&[1, 2], &[1, size], &[0.0, upper], &[0.0, lower], &[1, 0]).map(drop)
     };
-    for (error, name) in [
-        (refused([1, -1], [0.0; 2], [0.0; 2]), "sizes"),
-        (refused([1, i64::MAX], [0.0; 2], [0.0; 2]), "sizes"),
-        (refused([1; 2], [0.0, f64::NAN], [0.0; 2]), "upper"),
-        (refused([1; 2], [0.0; 2], [0.0, f64::NAN]), "lower"),
-        (refused([1; 2], [0.0; 2], [0.0, 1.0]), "lower"),
-    ] {
-        let Error::Block { argument, place, .. } = &error else { panic!("{error}") };
-        assert_eq!((*argument, place), (name, &at(&[0, 1])));
-        assert!(error.to_string().starts_with(&format!("{name}[0, 1] is ")));
+    refused! {
+        Block, "sizes[0, 1] is -1", refuse(-1, 0.0, 0.0);
+        Block, "sizes[0, 1] is ", refuse(i64::MAX, 0.0, 0.0);
+        Block, "upper[0, 1] is NaN", refuse(1, f64::NAN, 0.0);
+        Block, "lower[0, 1] is NaN", refuse(1, 0.0, f64::NAN);
+        Block, "lower[0, 1] is 1", refuse(1, 0.0, 1.0);
+        Block, "lower[0, 1] is inf", refuse(1, f64::INFINITY, f64::INFINITY);
+        Length, "upper has 1 entries but 2",
+            Blocks::new(&[2], &[1, 1], &[0.0], &[0.0; 2], &[1, 0]).map(drop);
+        Shape, "sizes has shape []", Blocks::new(&[], &[], &[], &[], &[]).map(drop);
     }
-    let short = Blocks::new(&[2], &[1, 1], &[0.0], &[0.0; 2], &[1, 0]).map(|_| ());
-    assert!(matches!(short, Err(Error::Length { argument: "upper", got: 1, expected: 2, .. })));
-    let bare = Blocks::new(&[], &[], &[], &[], &[]).map(|_| ());
-    assert!(matches!(bare, Err(Error::Shape { argument: "sizes", .. })));
 }
 
 #[test]
 fn values_and_budgets_on_the_output() {
     let (data, mut out) = ([0.0f32; 4], [0.0; 8]);
     let scores = rows(&data);
-    let keep = Keep::Mask { kept: &[1, 0, 1, 0], strides: &[2] };
+    let (keep, options) = (Keep::Mask { kept: &[1, 0, 1, 0], strides: &[2] }, OutputOptions::new());
     for bad in [f64::NAN, f64::INFINITY] {
         out[7] = bad;
         let values = Values::new(&out[..], &[2, 2, 2]).unwrap();
-        let error = output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap_err();
-        assert!(matches!(&error, Error::Value { place, .. } if *place == at(&[1, 1, 1])));
-        assert!(error.to_string().starts_with("values[1, 1, 1] is "));
-        assert!(matches!(
-            select_output(&scores, &values, &[0.1], &OutputOptions::new()),
-            Err(Error::Value { place, .. }) if place == at(&[1, 1, 1])
-        ));
+        refused! {
+            Value, "values[1, 1, 1] is ", output_error(&scores, &values, &keep, &options);
+            Value, "values[1, 1, 1] is ", select_output(&scores, &values, &[0.1], &options);
+        }
     }
     out[7] = 0.0;
     let values = Values::new(&out[..], &[2, 2, 2]).unwrap();
     for tol in [-1.0, f64::NAN, f64::INFINITY] {
-        let error =
-            select_output(&scores, &values, &[0.1, tol], &OutputOptions::new()).unwrap_err();
-        assert!(matches!(&error, Error::Tolerance { place, .. } if *place == at(&[1])));
-        assert!(error.to_string().starts_with("out_tol[1] is "));
+        refused! {
+            Tolerance, "out_tol[1] is ", select_output(&scores, &values, &[0.1, tol], &options);
+        }
     }
     let misfit = Values::new(&out[..], &[4, 2, 1]).unwrap();
-    assert!(matches!(
-        output_error(&scores, &misfit, &keep, &OutputOptions::new()),
-        Err(Error::Shape { argument: "values", .. })
-    ));
+    refused! { Shape, "values has shape", output_error(&scores, &misfit, &keep, &options); }
 }
 
 #[test]
-fn keys_that_an_index_was_not_built_of() {
+fn keys_and_searches() {
     let mut data: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin()).collect();
-    let index = {
-        let keys = Vectors::new("keys", &data[..], &[2, 5, 4]).unwrap();
-        let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
-        index.check(&keys).unwrap();
-        index
-    };
     let half: Vec<half::f16> = data.iter().map(|&entry| half::f16::from_f32(entry)).collect();
+    let own = data.clone();
+    let keys = Vectors::new("keys", &own[..], &[2, 5, 4]).unwrap();
+    let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+    index.check(&keys).unwrap();
     data[39] = -data[39];
     let changed = Vectors::new("keys", &data[..], &[2, 5, 4]).unwrap();
-    assert!(matches!(
-        index.check(&changed),
-        Err(Error::OtherKeys { argument: "keys", place, .. }) if place == at(&[1])
-    ));
     let other = Vectors::new("keys", &half[..], &[2, 5, 4]).unwrap();
     let queries = Vectors::new("q", &data[..8], &[2, 1, 4]).unwrap();
-    let found = index.search(&queries, Some(&other), &[0.1], &SearchOptions::default());
-    assert!(matches!(found, Err(Error::OtherKeys { place, .. }) if place == at(&[])));
-}
-
-#[test]
-fn searches_that_cannot_be() {
-    let data: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin()).collect();
-    let keys = Vectors::new("keys", &data[..], &[10, 4]).unwrap();
-    let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
-    let queries = Vectors::new("q", &data[..8], &[2, 4]).unwrap();
-    let search = |rule, eps: &[f64], keys: Option<&Vectors<'_>>| {
-        index.search(&queries, keys, eps, &SearchOptions::new().rule(rule))
-    };
-    assert!(matches!(search(Rule::Gap, &[0.1], None), Err(Error::KeysNeeded)));
-    assert!(matches!(search(Rule::Mass, &[], Some(&keys)), Err(Error::Length { .. })));
-    assert!(matches!(
-        search(Rule::TopK(0), &[], Some(&keys)),
-        Err(Error::Option { argument: "k", .. })
-    ));
-    let found = search(Rule::TopK(3), &[], Some(&keys)).unwrap();
-    assert_eq!(found.selection.k, [3, 3]);
-    let huge = [1e30f64; 4];
-    let queries = Vectors::new("q", &huge[..], &[1, 4]).unwrap();
-    let options = SearchOptions::new().rule(Rule::Gap);
-    assert!(matches!(
-        index.search(&queries, Some(&keys), &[0.1], &options),
-        Err(Error::Number { argument: "q", place, .. }) if place == at(&[0])
-    ));
-    let found = index.search(&queries, Some(&keys), &[0.1], &SearchOptions::default()).unwrap();
-    assert_eq!((found.selection.k[0], found.selection.tail_mass_upper[0]), (10, 0.0));
-}
-
-#[test]
-fn levels_are_named() {
-    let error = force_simd_level(Some("sse9")).expect_err("no such level");
-    assert!(matches!(error, Error::Level { .. }));
-    assert!(error.to_string().contains("sse9"));
-}
-
-#[test]
-fn infinities_are_judged_before_the_scale_reverses_them() {
-    let data = [f32::NEG_INFINITY, 1.0, 2.0, f32::NEG_INFINITY];
-    let scores = rows(&data).scale(-1.0).unwrap();
-    let found = select(&scores, &[0.1], &Options::new()).unwrap();
-    assert_eq!((found.row(0), found.row(1)), (&[1][..], &[0][..]));
-    let data = [f32::INFINITY, 1.0, 2.0, 3.0];
-    let scores = rows(&data).scale(-1.0).unwrap();
-    assert!(matches!(
-        refused(&scores, &[0.1], &Options::new()),
-        Error::ScoreInfinite { place, .. } if place == at(&[0, 0])
-    ));
+    let options = SearchOptions::new();
+    let (huge, gap) = ([1e30f64; 8], options.rule(Rule::Gap));
+    let far = Vectors::new("q", &huge[..], &[2, 1, 4]).unwrap();
+    let search = |q: &Vectors<'_>, eps: &[f64], options| index.search(q, Some(&keys), eps, options);
+    refused! {
+        OtherKeys, "keys[1] ", index.check(&changed);
+        OtherKeys, "keys ", index.search(&queries, Some(&other), &[0.1], &options);
+        KeysNeeded, "", index.search(&queries, None, &[0.1], &gap);
+        Length, "eps has 0", search(&queries, &[], &options);
+        Option, "k is 0", search(&queries, &[], &options.rule(Rule::TopK(0)));
+        Number, "q[0, 0] is ", search(&far, &[0.1], &gap);
+    }
+    assert_eq!(search(&queries, &[], &options.rule(Rule::TopK(3))).unwrap().selection.k, [3, 3]);
+    let found = search(&far, &[0.1], &options).unwrap().selection;
+    assert_eq!((found.k[0], found.tail_mass_upper[0]), (5, 0.0));
 }
 
 #[test]

@@ -15,13 +15,13 @@ mod histories;
 #[path = "../../fuzz/src/lib.rs"]
 mod judges;
 mod keep_set;
+mod long_search;
 mod masks;
 mod montecarlo;
 mod radius;
 mod rows;
 mod same_bits;
 mod search;
-mod seen;
 mod snapshots;
 mod vectors;
 
