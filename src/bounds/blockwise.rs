@@ -122,7 +122,6 @@ pub fn blockwise(blocks: &Blocks<'_>) -> Result<Vec<f64>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Place;
 
     #[test]
     fn rows_of_blocks() {

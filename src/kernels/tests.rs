@@ -210,6 +210,13 @@ fn every_level_has_the_same_bits() {
     same_bits(|v| Doubled(v as f32));
     same_bits(|v| Doubled(f16::from_f64(v)));
     same_bits(|v| Doubled(bf16::from_f64(v)));
+    // Stored weights.
+    let levels = Simd::all();
+    let weights = padded(scores(1000, 1.0).into_iter().map(f64::exp));
+    let want = digest(levels[levels.len() - 1].1, &weights, Identity);
+    for (name, level) in levels {
+        assert_eq!(digest(*level, &weights, Identity), want, "{name}");
+    }
 }
 
 #[test]
@@ -225,48 +232,27 @@ fn every_half_widens_exactly() {
     }
 }
 
-#[test]
-fn stored_weights_have_the_same_bits() {
-    let levels = Simd::all();
-    let scores = padded(scores(1000, 1.0).into_iter().map(f64::exp));
-    let want = digest(levels[levels.len() - 1].1, &scores, Identity);
-    for (name, level) in levels {
-        assert_eq!(digest(*level, &scores, Identity), want, "{name}");
-    }
-}
-
+/// Sums of a whole row are those below an edge above it.
 #[test]
 fn sums_below_an_edge_have_the_same_bits() {
     let levels = Simd::all();
-    for n in LENGTHS {
-        let row = padded(scores(n, 3.0).into_iter().map(|score| score as f32));
-        let shift = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        for edge in [shift - 9.0, shift - 1.0, shift] {
-            let want = levels[levels.len() - 1].1.below(&row, shift, edge);
-            for (name, level) in levels {
-                assert_eq!(level.below(&row, shift, edge), want, "{name} {n}");
-            }
-        }
-    }
-}
-
-#[test]
-fn sums_of_a_whole_row_are_those_below_an_edge_above_it() {
-    let levels = Simd::all();
-    for n in LENGTHS {
+    let portable = levels[levels.len() - 1].1;
+    for (n, masks) in LENGTHS.into_iter().flat_map(|n| [(n, false), (n, true)]) {
         let mut row = padded(scores(n, 3.0).into_iter().map(|score| score as f32));
-        for masks in [false, true] {
-            if masks {
-                row.iter_mut().step_by(3).for_each(|score| *score = f32::NEG_INFINITY);
+        if masks {
+            row.iter_mut().step_by(3).for_each(|score| *score = f32::NEG_INFINITY);
+        }
+        let shift = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if shift == f32::NEG_INFINITY {
+            continue;
+        }
+        for (name, level) in levels {
+            for edge in [shift - 9.0, shift - 1.0, shift] {
+                let want = portable.below(&row, shift, edge);
+                assert_eq!(level.below(&row, shift, edge), want, "{name} {n} {masks}");
             }
-            let shift = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            if shift == f32::NEG_INFINITY {
-                continue;
-            }
-            let want = levels[levels.len() - 1].1.below(&row, shift, f32::INFINITY);
-            for (name, level) in levels {
-                assert_eq!(level.whole(&row, shift), want, "{name} {n} {masks}");
-            }
+            let want = portable.below(&row, shift, f32::INFINITY);
+            assert_eq!(level.whole(&row, shift), want, "{name} {n} {masks}");
         }
     }
 }

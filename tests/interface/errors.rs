@@ -255,17 +255,19 @@ fn keys_and_searches() {
     let options = SearchOptions::new();
     let (huge, gap) = ([1e30f64; 8], options.rule(Rule::Gap));
     let far = Vectors::new("q", &huge[..], &[2, 1, 4]).unwrap();
-    let search = |q: &Vectors<'_>, eps: &[f64], options| index.search(q, Some(&keys), eps, options);
+    let search = |q: &Vectors<'_>, eps: &[f64], options: SearchOptions<'_>| {
+        index.search(q, Some(&keys), eps, &options)
+    };
     refused! {
         OtherKeys, "keys[1] ", index.check(&changed);
         OtherKeys, "keys ", index.search(&queries, Some(&other), &[0.1], &options);
         KeysNeeded, "", index.search(&queries, None, &[0.1], &gap);
-        Length, "eps has 0", search(&queries, &[], &options);
-        Option, "k is 0", search(&queries, &[], &options.rule(Rule::TopK(0)));
-        Number, "q[0, 0] is ", search(&far, &[0.1], &gap);
+        Length, "eps has 0", search(&queries, &[], options);
+        Option, "k is 0", search(&queries, &[], options.rule(Rule::TopK(0)));
+        Number, "q[0, 0] is ", search(&far, &[0.1], gap);
     }
-    assert_eq!(search(&queries, &[], &options.rule(Rule::TopK(3))).unwrap().selection.k, [3, 3]);
-    let found = search(&far, &[0.1], &options).unwrap().selection;
+    assert_eq!(search(&queries, &[], options.rule(Rule::TopK(3))).unwrap().selection.k, [3, 3]);
+    let found = search(&far, &[0.1], options).unwrap().selection;
     assert_eq!((found.k[0], found.tail_mass_upper[0]), (5, 0.0));
 }
 

@@ -50,7 +50,7 @@ fn rows_of_any_bytes() {
                 let keep = Keep::Mask { kept: bytes, strides: &[n] };
                 let options = CertifyOptions::new().eps(&[0.9]).threads(1);
                 let found = [false, true].map(|independent| {
-                    certify(&scores, &keep, &options.independent(independent)).unwrap()
+                    certify(&scores, &keep, &options.clone().independent(independent)).unwrap()
                 });
                 let count = bytes.iter().filter(|byte| **byte != 0).count();
                 assert!(found.iter().all(|found| found.k == [count as i64]));
