@@ -22,7 +22,6 @@ mod radius;
 mod rows;
 mod same_bits;
 mod search;
-mod snapshots;
 mod vectors;
 
 use judges::{exact, levels, stored};
