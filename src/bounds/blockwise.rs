@@ -118,21 +118,3 @@ pub fn blockwise(blocks: &Blocks<'_>) -> Result<Vec<f64>, Error> {
         Ok(levels::tail_mass(Measure::LOGITS, tail, head))
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_of_blocks() {
-        let blocks = Blocks::new(
-            &[2, 3],
-            &[4, 2, 6, 1, 0, 3],
-            &[1.0, 5.0, 1.0, 2.0, f64::NAN, 2.0],
-            &[0.0, 1.0, f64::NEG_INFINITY, 2.0, f64::NAN, 2.0],
-            &[0, 7, 0, 1, 1, 0],
-        );
-        // The float next to 10/12 lies above it.
-        assert_eq!(blockwise(&blocks.unwrap()), Ok(vec![10.0 / 12.0, 0.75]));
-    }
-}

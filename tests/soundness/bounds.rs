@@ -1,9 +1,6 @@
 //! Bounds from a few scores, and of the output, beside what is true.
 
-use certk_rs::bounds::{
-    Blocks, Cuts, GapRule, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap,
-    single_gap, smallest_k, tail_mass_from_kl,
-};
+use certk_rs::bounds::{Cuts, GapRule, multi_gap, score_gap, single_gap, smallest_k};
 use certk_rs::{
     Keep, Kind, Mask, OutputError, OutputOptions, Scores, Values, output_error, select_output,
 };
@@ -113,80 +110,6 @@ fn gaps_of_weights_and_biased_scores() {
                 assert!(lost.at_most(single) && lost.at_most(multi) && multi <= single);
             }
         }
-    }
-}
-
-/// The gap that is needed is enough, and hardly more.
-#[test]
-fn required_gaps_are_enough() {
-    for n in [2usize, 3, 10, 64] {
-        for k in [1, 2, n / 2, n - 1] {
-            if k == 0 || k >= n {
-                continue;
-            }
-            for eps in [0.5, 0.25, 0.1, 1e-3, 1e-12] {
-                let gap = required_gap(n as u64, k as u64, eps).unwrap();
-                let lost = |gap: f64| of_levels(n, k, &Real::from(gap), &Real::zero());
-                if gap >= 0.0 {
-                    assert!(lost(gap).at_most(eps), "{n} {k} {eps}");
-                    let less = gap.next_down().next_down();
-                    assert!(less < 0.0 || !lost(less).at_most(eps), "{n} {k} {eps}");
-                } else {
-                    // Any k best are enough.
-                    assert!(lost(0.0).at_most(eps));
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn blocks_of_which_only_the_ends_are_known() {
-    let mut random = Random::new(63);
-    for _ in 0..100 {
-        let count = 2 + random.below(8);
-        let sizes: Vec<i64> = (0..count).map(|_| random.below(9) as i64).collect();
-        let lower = random.normals(count, 2.0);
-        let upper: Vec<f64> = lower.iter().map(|low| low + random.uniform()).collect();
-        let kept: Vec<u8> = (0..count).map(|_| [0, 1, 128, 255][random.below(4)]).collect();
-        let blocks = Blocks::new(&[count], &sizes, &upper, &lower, &kept).unwrap();
-        let bound = blockwise(&blocks).unwrap()[0];
-        // At worst kept keys are at the lower end and dropped ones at the upper.
-        let mut scores = Vec::new();
-        let mut stays = Vec::new();
-        for b in 0..count {
-            let worst = if kept[b] == 0 { upper[b] } else { lower[b] };
-            for _ in 0..sizes[b] {
-                scores.push(Real::from(worst));
-                stays.push(kept[b] != 0);
-            }
-        }
-        if scores.is_empty() {
-            assert_eq!(bound, 0.0);
-            continue;
-        }
-        let lost = tail(&weights(&scores), |i| stays[i]);
-        assert!(lost.at_most(bound) && bound <= lost.up() * (1.0 + 1e-12));
-    }
-}
-
-/// `1 - e^-kl`, both ways, to the last digits.
-#[test]
-fn divergences_and_tail_masses() {
-    let mut random = Random::new(64);
-    for _ in 0..300 {
-        let kl = 10f64.powf(-18.0 + 19.0 * random.uniform());
-        let rest = Real::from(-kl).exp();
-        let mass = Real::from(1.0).minus(&rest);
-        let found = tail_mass_from_kl(kl).unwrap();
-        assert!(Real::from(found) >= mass, "{kl}");
-        assert!(Real::from(found.next_down().next_down()) < mass, "{kl}");
-        // And from a mass to a divergence: the larger divergence leaves no more than the rest.
-        let tau = random.uniform() * 10f64.powf(-15.0 * random.uniform());
-        let kl = kl_from_tail_mass(tau).unwrap();
-        let rest = Real::from(1.0).minus(&Real::from(tau));
-        assert!(Real::from(-kl).exp() <= rest, "{tau}");
-        assert!(Real::from(-kl.next_down().next_down()).exp() > rest, "{tau}");
     }
 }
 

@@ -17,7 +17,6 @@ mod judges;
 mod keep_set;
 mod long_search;
 mod masks;
-mod montecarlo;
 mod radius;
 mod rows;
 mod same_bits;
