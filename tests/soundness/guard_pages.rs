@@ -80,126 +80,68 @@ impl Said {
     }
 }
 
-/// The lists that rows of scores are made of.
-struct Lists {
-    scores: Stored,
-    weights: Stored,
-    biases: Stored,
-    shown: Vec<u8>,
-    kept: Vec<u8>,
-    indices: Vec<i64>,
-    positions: Vec<u32>,
+/// Returns one mapping for each list of a row.
+fn memory(n: usize) -> [Guarded; 7] {
+    std::array::from_fn(|_| Guarded::new(8 * n + 64 * 8))
 }
 
-/// The same, wherever they lie.
-#[derive(Clone, Copy)]
-struct Views<'v> {
-    scores: Data<'v>,
-    weights: Data<'v>,
-    biases: Data<'v>,
-    shown: &'v [u8],
-    kept: &'v [u8],
-    indices: &'v [i64],
-    positions: &'v [u32],
-}
-
-impl Lists {
-    fn new(n: usize, dtype: usize, biases: usize) -> Self {
-        let mut noise = Random::new((n * 4 + dtype) as u64);
-        let numbers = noise.normals(n, 3.0);
-        let weights: Vec<f64> = numbers.iter().map(|x| x.exp()).collect();
-        let kept = bytes(&mut noise, n);
-        let listed = || kept.iter().enumerate().filter(|(_, byte)| **byte > 0).map(|(j, _)| j);
-        Lists {
-            scores: Stored::narrowed(&numbers, dtype),
-            weights: Stored::narrowed(&weights, dtype),
-            biases: Stored::narrowed(&noise.normals(n, 1.0), biases),
-            shown: bytes(&mut noise, n),
-            indices: listed().map(|j| j as i64).collect(),
-            positions: listed().map(|j| j as u32).collect(),
-            kept,
-        }
-    }
-
-    fn views(&self) -> Views<'_> {
-        Views {
-            scores: self.scores.data(),
-            weights: self.weights.data(),
-            biases: self.biases.data(),
-            shown: &self.shown,
-            kept: &self.kept,
-            indices: &self.indices,
-            positions: &self.positions,
-        }
-    }
-}
-
-/// One mapping for each list.
-struct Memory([Guarded; 7]);
-
-impl Memory {
-    fn new(n: usize) -> Self {
-        Memory(std::array::from_fn(|_| Guarded::new(8 * n + 64 * 8)))
-    }
-
-    fn put<'m>(&'m mut self, lists: &Lists, place: Place) -> Views<'m> {
-        let [a, b, c, d, e, f, g] = &mut self.0;
-        Views {
-            scores: put(&lists.scores, a, place),
-            weights: put(&lists.weights, b, place),
-            biases: put(&lists.biases, c, place),
-            shown: d.put(&lists.shown, place),
-            kept: e.put(&lists.kept, place),
-            indices: f.put(&lists.indices, place),
-            positions: g.put(&lists.positions, place),
-        }
-    }
-}
-
-/// All that is asked of single rows.
-fn ask(views: &Views<'_>) -> Said {
+/// Returns all that is said of a row whose lists are at some place in memory.
+fn ask(memory: &mut [Guarded; 7], place: Place, [n, dtype, of_biases]: [usize; 3]) -> Said {
+    let mut random = Random::new((n * 4 + dtype) as u64);
+    let numbers = random.normals(n, 3.0);
+    let weights: Vec<f64> = numbers.iter().map(|x| x.exp()).collect();
+    let flags = bytes(&mut random, n);
+    let listed = || flags.iter().enumerate().filter(|(_, byte)| **byte > 0).map(|(j, _)| j);
+    let [a, b, c, d, e, f, g] = memory;
+    let scores = put(&Stored::narrowed(&numbers, dtype), a, place);
+    let weights = put(&Stored::narrowed(&weights, dtype), b, place);
+    let biases = put(&Stored::narrowed(&random.normals(n, 1.0), of_biases), c, place);
+    let (shown, kept) = (d.put(&bytes(&mut random, n), place), e.put(&flags, place));
+    let indices = f.put(&listed().map(|j| j as i64).collect::<Vec<i64>>(), place);
+    let positions = g.put(&listed().map(|j| j as u32).collect::<Vec<u32>>(), place);
     let mut said = Said(Vec::new());
-    let n = views.scores.len();
-    let plain = Scores::new(views.scores, &[1, n]).unwrap();
+    let plain = Scores::new(scores, &[1, n]).unwrap();
     let options = Options::new().threads(1);
     let ways = [
         plain.clone(),
         plain.clone().scale(-0.3).unwrap(),
-        plain.clone().mask(Mask::Allowed(views.shown), &[n]).unwrap(),
-        plain.clone().scale(0.5).unwrap().mask(Mask::Additive(views.biases), &[n]).unwrap(),
+        plain.clone().mask(Mask::Allowed(shown), &[n]).unwrap(),
+        plain.clone().scale(0.5).unwrap().mask(Mask::Additive(biases), &[n]).unwrap(),
         plain.clone().radius(&[0.01]).unwrap(),
-        Scores::new(views.weights, &[1, n]).unwrap().kind(Kind::Probs).unwrap(),
+        Scores::new(weights, &[1, n]).unwrap().kind(Kind::Probs).unwrap(),
     ];
     for scores in &ways {
         said.add(&select(scores, &[0.05], &options));
         let strides = [n];
-        let keep = Keep::Mask { kept: views.kept, strides: &strides };
+        let keep = Keep::Mask { kept: kept, strides: &strides };
         said.add(&certify(scores, &keep, &CertifyOptions::new().eps(&[0.3]).threads(1)));
     }
     said.add(&select(&plain, &[1e-4], &options.clone().prove_minimal(true).keep_last(3)));
     said.add(&select(&plain, &[0.02], &options.clone().block_size(7)));
-    let indptr = [0, views.indices.len() as i64];
-    let keep = Keep::Indices { indptr: &indptr, indices: views.indices };
+    let indptr = [0, indices.len() as i64];
+    let keep = Keep::Indices { indptr: &indptr, indices: indices };
     said.add(&certify(
         &plain,
         &keep,
         &CertifyOptions::new().eps(&[0.3]).independent(true).threads(1),
     ));
-    let keep = Keep::Positions { indptr: &indptr, positions: views.positions };
+    let keep = Keep::Positions { indptr: &indptr, positions: positions };
     said.add(&certify(&plain, &keep, &CertifyOptions::new().eps(&[0.3]).threads(1)));
     said
 }
 
+/// A place like any other, for the answers that all places must give.
+const INSIDE: Place = Place::Behind(9);
+
 #[test]
 fn rows_of_every_length_and_type() {
     on_each_level(lengths(), |level, n| {
-        let mut memory = Memory::new(n);
+        let mut memory = memory(n);
         for dtype in 0..4 {
-            let lists = Lists::new(n, dtype, n % 4);
-            let want = ask(&lists.views());
+            let row = [n, dtype, n % 4];
+            let want = ask(&mut memory, INSIDE, row);
             for place in ENDS {
-                let views = memory.put(&lists, place);
-                assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}: other answers");
+                assert!(ask(&mut memory, place, row) == want, "{level} {row:?} {place:?}");
             }
         }
     });
@@ -208,15 +150,14 @@ fn rows_of_every_length_and_type() {
 #[test]
 fn rows_at_every_alignment() {
     on_each_level([1, 15, 16, 17, 100, 1000, 4097], |level, n| {
-        let mut memory = Memory::new(n);
+        let mut memory = memory(n);
         for dtype in 0..4 {
-            let lists = Lists::new(n, dtype, (n + 1) % 4);
-            let want = ask(&lists.views());
+            let row = [n, dtype, (n + 1) % 4];
+            let want = ask(&mut memory, INSIDE, row);
             // Bytes are at as many places as there are.
             for off in (0..64).step_by(if emulated() { 7 } else { 1 }) {
                 for place in [Place::Before(off), Place::Behind(off)] {
-                    let views = memory.put(&lists, place);
-                    assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}");
+                    assert!(ask(&mut memory, place, row) == want, "{level} {row:?} {place:?}");
                 }
             }
         }
@@ -233,7 +174,8 @@ fn batches_of_rows() {
             let values = noise.normals(n * 5, 0.5);
             let mut memory: [Guarded; 3] = std::array::from_fn(|_| Guarded::new(8 * n * m.max(5)));
             for dtype in 0..4 {
-                let lists = Lists::new(m * n, dtype, 0);
+                let scores = Stored::narrowed(&noise.normals(m * n, 3.0), dtype);
+                let kept = bytes(&mut noise, m * n);
                 let values = Stored::narrowed(&values, dtype);
                 let ask = |scores: Data<'_>, kept: &[u8], values: Data<'_>| {
                     let mut said = Said(Vec::new());
@@ -254,11 +196,11 @@ fn batches_of_rows() {
                     said.add(&tail_mass(&scores, &keep, None, &options));
                     said
                 };
-                let want = ask(lists.scores.data(), &lists.kept, values.data());
+                let want = ask(scores.data(), &kept, values.data());
                 for place in ENDS {
                     let [a, b, c] = &mut memory;
-                    let scores = put(&lists.scores, a, place);
-                    let said = ask(scores, b.put(&lists.kept, place), put(&values, c, place));
+                    let scores = put(&scores, a, place);
+                    let said = ask(scores, b.put(&kept, place), put(&values, c, place));
                     assert!(said == want, "{level} {m} {n} {dtype} {place:?}");
                 }
             }
