@@ -4,9 +4,9 @@ use std::path::Path;
 
 use super::{TARGETS, Target, levels};
 
-/// Returns the number of random inputs for each target: 1000, or `CERTK_FUZZ_INPUTS`; few under an emulator.
+/// Returns the number of random inputs for each target: 2000, or `CERTK_FUZZ_INPUTS`; few under an emulator.
 fn inputs() -> u64 {
-    let few = if std::env::var_os("CERTK_EMULATED").is_some() { 30 } else { 1000 };
+    let few = if std::env::var_os("CERTK_EMULATED").is_some() { 30 } else { 2000 };
     std::env::var("CERTK_FUZZ_INPUTS").map_or(few, |count| count.parse().unwrap())
 }
 

@@ -149,7 +149,7 @@ fn kept_sets() {
         KeepRange, "keep: index 3 in row [1] is out of range", judge(&[0, 1, 2], &[0, 3]);
         KeepRange, "keep: index -1 in row [1]", judge(&[0, 1, 2], &[0, -1]);
         KeepTwice, "keep: index 1 stands twice in row [1]", judge(&[0, 0, 2], &[1, 1]);
-        Length, "keep has 2", judge(&[0, 1], &[0]);
+        Length, "keep has 1 entries but 2", judge(&[0, 1], &[0]);
         Indptr, "indptr[0] is 1", judge(&[1, 1, 1], &[0]);
         Indptr, "indptr[2] is 0", judge(&[0, 1, 0], &[0]);
         Indptr, "indptr[2] is 3", judge(&[0, 1, 3], &[0, 1]);
@@ -187,7 +187,7 @@ fn ranks_and_cuts() {
             KeptCount, begins, bounds::best_cuts(&scores, k, 2);
         }
     }
-    for (cuts, at) in [(&[0][..], 0), (&[i64::MIN], 0), (&[1, 1], 1), (&[3, 1], 0), (&[1, 2], 1)] {
+    for (cuts, at) in [(&[0][..], 0), (&[i64::MIN], 0), (&[1, 1], 1), (&[3, 1], 1), (&[1, 2], 1)] {
         let begins = format!("cuts[{at}] is {}", cuts[at]);
         refused! { Cut, begins, bounds::multi_gap(&scores, &[2, 1], Cuts::At(cuts)); }
     }

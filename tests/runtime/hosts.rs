@@ -109,7 +109,7 @@ fn a_worker_that_waits_is_given_no_other_call() {
         ] {
             let lock = Mutex::new(());
             host.install(|| {
-                (0..300).into_par_iter().for_each(|_| {
+                (0..200).into_par_iter().for_each(|_| {
                     thread_local!(static DEPTH: Cell<usize> = const { Cell::new(0) });
                     DEPTH.set(DEPTH.get() + 1);
                     deepest.fetch_max(DEPTH.get(), Ordering::Relaxed);

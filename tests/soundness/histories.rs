@@ -10,6 +10,8 @@ use certk_rs::{
 use crate::exact::{Random, Real, flags, product, reals, tail, weights};
 
 const DIM: usize = 12;
+/// Said in every call: the scale of its own is rounded otherwise than `1 / sqrt(DIM)` here.
+const SCALE: f64 = 0.3;
 
 fn narrow(numbers: Vec<f64>) -> Vec<f32> {
     numbers.into_iter().map(|number| number as f32).collect()
@@ -84,19 +86,23 @@ impl Kept {
         assert_eq!(self.index.len(), n);
         self.index.check(&keys).unwrap();
         let queries_of = vectors(queries, &rows);
-        let options = SearchOptions::new().threads(1);
+        let options = SearchOptions::new().scale(SCALE).threads(1);
         let found = self.index.search(&queries_of, Some(&keys), &[0.05], &options).unwrap();
-        let masses = self.index.log_mass(&queries_of, &RecallOptions::new().threads(1)).unwrap();
+        let masses = self
+            .index
+            .log_mass(&queries_of, &RecallOptions::new().scale(SCALE).threads(1))
+            .unwrap();
         for (row, head) in self.heads.iter().enumerate() {
             let query = reals(&queries[row * DIM..][..DIM]);
-            let scale = 1.0 / (DIM as f64).sqrt();
             let scores: Vec<Real> =
-                head.chunks_exact(DIM).map(|key| product(scale, &query, &reals(key))).collect();
+                head.chunks_exact(DIM).map(|key| product(SCALE, &query, &reals(key))).collect();
             let kept = flags(n, found.selection.row(row).iter().map(|&key| key as usize));
             let lost = tail(&weights(&scores), |key| kept[key]);
-            assert!(lost.at_most(found.selection.tail_mass_upper[row]));
-            assert!(lost.at_least(found.selection.tail_mass_lower[row]));
-            let exact = log_mass(head, &queries[row * DIM..][..DIM], scale);
+            let set = &found.selection;
+            let (lower, upper) = (set.tail_mass_lower[row], set.tail_mass_upper[row]);
+            assert!(lost.at_most(upper), "{row} of {n}: {upper} < {}", lost.down());
+            assert!(lost.at_least(lower), "{row} of {n}: {lower} > {}", lost.down());
+            let exact = log_mass(head, &queries[row * DIM..][..DIM]);
             let slack = 1e-9 * exact.abs().max(1.0);
             assert!(masses[row].lower <= exact + slack && exact - slack <= masses[row].upper);
         }
@@ -111,9 +117,9 @@ impl Kept {
 }
 
 /// In f64, whose roundings are far below the slack that is given.
-fn log_mass(keys: &[f32], query: &[f32], scale: f64) -> f64 {
+fn log_mass(keys: &[f32], query: &[f32]) -> f64 {
     let score = |key: &[f32]| {
-        key.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum::<f64>() * scale
+        key.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum::<f64>() * SCALE
     };
     let scores: Vec<f64> = keys.chunks_exact(DIM).map(score).collect();
     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

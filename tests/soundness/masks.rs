@@ -64,7 +64,7 @@ fn rows_of_any_bytes() {
 #[test]
 fn values_and_blocks_of_any_bytes() {
     let mut random = Random::new(22);
-    let (n, d) = (300, 3);
+    let (n, d) = (1000, 3);
     let (row, points) = (random.normals(n, 2.0), random.normals(n * d, 1.0));
     let scores = Scores::new(&row, &[1, n]).unwrap();
     let values = Values::new(&points, &[n, d]).unwrap();
