@@ -113,19 +113,19 @@ fn ask(memory: &mut [Guarded; 7], place: Place, [n, dtype, of_biases]: [usize; 3
     for scores in &ways {
         said.add(&select(scores, &[0.05], &options));
         let strides = [n];
-        let keep = Keep::Mask { kept: kept, strides: &strides };
+        let keep = Keep::Mask { kept, strides: &strides };
         said.add(&certify(scores, &keep, &CertifyOptions::new().eps(&[0.3]).threads(1)));
     }
     said.add(&select(&plain, &[1e-4], &options.clone().prove_minimal(true).keep_last(3)));
     said.add(&select(&plain, &[0.02], &options.clone().block_size(7)));
     let indptr = [0, indices.len() as i64];
-    let keep = Keep::Indices { indptr: &indptr, indices: indices };
+    let keep = Keep::Indices { indptr: &indptr, indices };
     said.add(&certify(
         &plain,
         &keep,
         &CertifyOptions::new().eps(&[0.3]).independent(true).threads(1),
     ));
-    let keep = Keep::Positions { indptr: &indptr, positions: positions };
+    let keep = Keep::Positions { indptr: &indptr, positions };
     said.add(&certify(&plain, &keep, &CertifyOptions::new().eps(&[0.3]).threads(1)));
     said
 }

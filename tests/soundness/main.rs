@@ -11,7 +11,7 @@ mod guard_pages;
 mod guarded;
 mod histories;
 /// The fuzz targets with their judges; their workspace has lints of its own.
-#[allow(clippy::pedantic, dead_code, unreachable_pub)]
+#[allow(clippy::all, clippy::pedantic, dead_code, unreachable_pub)]
 #[path = "../../fuzz/src/lib.rs"]
 mod judges;
 mod keep_set;
