@@ -69,10 +69,10 @@ test: $(VENV)/.tools
 FAST := \
 	tests/structure/test_architecture_python.py tests/structure/test_architecture_rust.py \
 	tests/structure/test_signatures.py \
-	tests/select/test_oracle.py tests/select/test_select.py tests/select/test_certify.py \
-	tests/select/test_edge_cases.py tests/select/test_bad_input.py tests/select/test_vectors.py \
+	tests/select/test_oracle.py tests/select/test_select.py tests/select/test_refusals.py tests/select/test_vectors.py \
 	tests/select/test_real_rows.py tests/select/test_keepset_queries.py \
-	tests/select/test_soundness.py::test_each_family_in_float32 tests/select/test_soundness.py::test_whole_blocks \
+	tests/select/test_soundness.py::test_killers tests/select/test_soundness.py::test_each_family_in_float32 \
+	tests/select/test_soundness.py::test_whole_blocks \
 	tests/index/test_search_soundness.py::test_random_rows tests/index/test_key_index.py \
 	tests/attention/test_attention.py \
 	tests/files/test_cache_format.py tests/files/test_prune.py tests/files/test_audit.py tests/files/test_record.py

@@ -533,17 +533,6 @@ def test_batches_orders_and_dtypes() -> None:
     assert bounds.single_gap(scores[0, 0].tolist(), 4).shape == ()
 
 
-def test_any_number_of_threads_gives_the_same_bits() -> None:
-    scores = np.random.default_rng(19).standard_normal((700, 300)).astype(np.float32) * 3
-    for call in (
-        lambda t: bounds.single_gap(scores, 20, threads=t),
-        lambda t: bounds.multi_gap(scores, 20, threads=t),
-        lambda t: bounds.best_cuts(scores, 20, threads=t),
-        lambda t: bounds.smallest_k(scores, 0.05, "multi_gap", threads=t),
-    ):
-        assert call(1).tobytes() == call(3).tobytes() == call(None).tobytes()
-
-
 def test_blocks_broadcast() -> None:
     upper = np.zeros((4, 3))
     got = bounds.blockwise([1, 1, 2], upper, -1.0, [[True, True, False]])
@@ -597,73 +586,3 @@ def test_every_rule_is_sound(row: np.ndarray, eps: float) -> None:
 
 
 # ----------------------------------------------------------------------------------- bad arguments
-
-X = np.zeros((2, 5), dtype=np.float32)
-MASKED = np.array([[0.0, 0.0, 0.0], [0.0, -np.inf, 0.0]])
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: bounds.kl_from_tail_mass([0.5, 1.5]), "tail_mass[1] is 1.5"),
-        (lambda: bounds.kl_from_tail_mass([[0.5], [np.nan]]), "tail_mass[1, 0] is NaN"),
-        (lambda: bounds.kl_from_tail_mass(-1e-9), "tail_mass is -"),
-        (lambda: bounds.kl_from_tail_mass(True), "tail_mass has dtype bool"),
-        (lambda: bounds.kl_from_tail_mass("a"), "tail_mass is a str"),
-        (lambda: bounds.kl_from_tail_mass(np.zeros(2, [("a", "f4")])), "tail_mass has dtype"),
-        (lambda: bounds.kl_from_tail_mass(np.zeros(2, np.longdouble)), "tail_mass has dtype"),
-        (lambda: bounds.tail_mass_from_kl([0.0, -1.0]), "kl[1] is -1"),
-        (lambda: bounds.pinsker([0.0, -1.0]), "kl[1] is -1"),
-        (lambda: bounds.bretagnolle_huber([[np.nan]]), "kl[0, 0] is NaN"),
-        (lambda: bounds.required_gap(5, 6, 0.1), "k is 6"),
-        (lambda: bounds.required_gap([5, 5], [1, -1], 0.1), "k is -1 for row [1]"),
-        (lambda: bounds.required_gap([5, -5], 0, 0.1), "n[1] is -5"),
-        (lambda: bounds.required_gap(5, 1, [0.1, 1.0]), "eps[1] is 1"),
-        (lambda: bounds.required_gap(5, 1, np.nan), "eps is NaN"),
-        (lambda: bounds.required_gap(5.5, 1, 0.1), "n has dtype float64"),
-        (lambda: bounds.required_gap([5, 5], [1, 1, 1], 0.1), "k (3,)"),
-        (lambda: bounds.single_gap(X, 6), "k is 6 for row [0], which has n = 5"),
-        (lambda: bounds.single_gap(X, [1, -1]), "k is -1 for row [1]"),
-        (lambda: bounds.multi_gap(MASKED, 3), "k is 3 for row [1], which has n = 2"),
-        (lambda: bounds.score_gap(X, 6), "k is 6"),
-        (lambda: bounds.score_gap(X, [1, 2, 3]), "k has shape (3,)"),
-        (lambda: bounds.score_gap(X, 1.0), "k has dtype float64"),
-        (lambda: bounds.single_gap([0.0, np.nan], 1), "scores[1] is NaN"),
-        (lambda: bounds.single_gap([[0.0, np.inf]], 1), "scores[0, 1] is +inf"),
-        (lambda: bounds.single_gap(1.0, 1), "scores is a single number"),
-        (lambda: bounds.single_gap(X, 1, threads=0), "threads is 0"),
-        (lambda: bounds.multi_gap(X, 2, [1, 1]), "cuts[1] is 1"),
-        (lambda: bounds.multi_gap(X, 2, [3, 1]), "cuts[1] is 1: cuts must increase"),
-        (lambda: bounds.multi_gap(X, 2, [0, 1]), "cuts[0] is 0"),
-        (lambda: bounds.multi_gap(X, 2, [-1]), "cuts[0] is -1"),
-        (lambda: bounds.multi_gap(X, 2, [1, 5]), "cuts[1] is 5"),
-        (lambda: bounds.multi_gap(MASKED, 1, [2]), "cuts[0] is 2"),
-        (lambda: bounds.multi_gap(X, 2, [1, 2]), "cuts[1] is 2: k = 2 is a cut already"),
-        (lambda: bounds.multi_gap(X, 0, [5]), "cuts[0] is 5"),
-        (lambda: bounds.multi_gap(X, 2, [[1]]), "cuts has shape (1, 1)"),
-        (lambda: bounds.multi_gap(X, 2, [1.5]), "cuts has dtype float64"),
-        (lambda: bounds.multi_gap(X, 2, n_cuts=-1), "n_cuts is -1"),
-        (lambda: bounds.multi_gap(np.zeros(1 << 20), 2, n_cuts=1 << 19), "n_cuts is 524288"),
-        (lambda: bounds.blockwise([1, -1], 0.0, 0.0, [True, False]), "sizes[1] is -1"),
-        (lambda: bounds.blockwise([1, 1], [0.0, np.nan], 0.0, [True, False]), "upper[1] is NaN"),
-        (lambda: bounds.blockwise([1, 1], 0.0, [1.0, 0.0], [True, False]), "lower[0] is 1"),
-        (lambda: bounds.blockwise([[1]], 0.0, np.nan, [True]), "lower[0, 0] is NaN"),
-        (lambda: bounds.blockwise([1, 1], 0.0, 0.0, [1, 0]), "kept has dtype int64"),
-        (lambda: bounds.blockwise([1, 1], [0.0] * 3, 0.0, [True, False]), "upper (3,)"),
-        (lambda: bounds.blockwise([1.0], 0.0, 0.0, [True]), "sizes has dtype float64"),
-        (lambda: bounds.blockwise(1, 0.0, 0.0, np.True_), "sizes has shape []"),
-        (lambda: bounds.blockwise([1, 1], [0, 2**53 + 1], 0, [True, False]), "upper holds 9007"),
-        (lambda: bounds.blockwise([1, 1], 0, np.int64([-(2**53) - 1, 0]), [True, False]), "lower"),
-        (lambda: bounds.smallest_k(X, 1.0), "eps is 1"),
-        (lambda: bounds.smallest_k(X, [0.1, -0.1], "single_gap"), "eps[1] is -0.1"),
-        (lambda: bounds.smallest_k(X, [0.1] * 3, "multi_gap"), "eps has shape (3,)"),
-        (lambda: bounds.smallest_k(X, 0.1, "best"), "rule is 'best'"),
-        (lambda: bounds.smallest_k(X, 0.1, None), "rule is None"),
-        (lambda: bounds.smallest_k(X, 0.1, "multi_gap", n_cuts="a"), "n_cuts is 'a'"),
-    ],
-)  # fmt: skip
-def test_bad_arguments_are_named(call: Any, named: str) -> None:
-    with pytest.raises(ck.CertkError) as refused:
-        call()
-    assert named in str(refused.value)
-    assert "\n" not in str(refused.value)

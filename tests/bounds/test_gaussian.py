@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from functools import partial
 from typing import Any
 
 import mpmath
@@ -97,42 +96,6 @@ def test_degenerate_rules_are_exact() -> None:
     assert gaussian.keep_fraction(np.zeros((0, 2)), 0.1).shape == (0, 2)
     assert gaussian.keep_fraction(1e300, 0.1) == 0.0
     assert gaussian.keep_fraction(torch.tensor(1.5), 0.1) == gaussian.keep_fraction(1.5, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "words"),
-    [
-        (gaussian.keep_fraction, (-1.0, 0.1), "sigma is -1; pass a finite standard deviation >= 0"),
-        (gaussian.keep_fraction, ([1.0, math.nan], 0.1), r"sigma\[1\] is NaN"),
-        (gaussian.keep_fraction, (math.inf, 0.1), "sigma is inf"),
-        (gaussian.threshold, (1.0, 0.0), "eps is 0; pass a tail mass strictly between"),
-        (gaussian.threshold, ([[1.0], [2.0]], [0.5, 1.0]), r"eps\[0, 1\] is 1"),
-        (gaussian.tail_mass, (1.0, 1.5), "fraction is 1.5; pass a share"),
-        (gaussian.keep_fraction, ([1.0, 2.0], [0.1, 0.2, 0.3]), "eps has shape"),
-        (gaussian.keep_fraction, ("x", 0.1), "sigma is a str"),
-        (gaussian.keep_fraction, (True, 0.1), "sigma"),
-        (gaussian.plan, (0, 1.0, 0.1), "n is 0; pass an integer from 1 to"),
-        (gaussian.plan, (2**60, 1.0, 0.1), "n is 1152921504606846976"),
-        (gaussian.plan, (10.5, 1.0, 0.1), "n is 10.5; pass an integer"),
-        (gaussian.plan, (True, 1.0, 0.1), "n is True"),
-        (gaussian.plan, (10, math.nan, 0.1), "sigma is NaN"),
-        (gaussian.plan, (10, -1, 0.1), "sigma is -1"),
-        (gaussian.plan, (10, [1.0], 0.1), "sigma is .*; pass a number"),
-        (gaussian.plan, (10, 1.0, 1.0), "eps is 1"),
-        (gaussian.plan, (10, 1.0, 0.0), "eps is 0"),
-        (gaussian.fit, ([[1.0, math.nan]],), r"scores\[0, 1\] is NaN"),
-        (partial(gaussian.plan, seed=-1), (10, 1.0, 0.1), "seed is -1"),
-        (partial(gaussian.plan, threads=0), (10, 1.0, 0.1), "threads is 0"),
-        (partial(gaussian.fit, eps=1.0), ([1.0, 2.0],), "eps is 1"),
-        (partial(gaussian.fit, eps=[0.1, 0.2]), ([1.0, 2.0],), "eps has shape"),
-        (partial(gaussian.fit, lengths=3), ([1.0, 2.0],), "lengths"),
-        (partial(gaussian.fit, scale=math.inf), ([1.0, 2.0],), "scale is inf"),
-        (partial(gaussian.fit, threads=0), ([1.0, 2.0],), "threads is 0"),
-    ],
-)
-def test_bad_arguments(function: Any, arguments: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(ck.CertkError, match=words):
-        function(*arguments)
 
 
 # ---------------------------------------------------------------------------------------- plan

@@ -19,7 +19,6 @@ from mpmath import mp, mpf
 
 import certk_rs as ck
 from certk_rs import _native, montecarlo
-from levels import each_level
 
 METHODS = get_args(montecarlo.Method)
 WEIGHTS: dict[str, Callable[[int], list[float]]] = {
@@ -398,17 +397,6 @@ def test_the_same_draws_for_any_number_of_threads(importance: bool) -> None:
     assert (found[0].upper >= truth.tail_mass_lower).all()
 
 
-def test_levels_agree() -> None:
-    x = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32) * 3
-    answers = set()
-    for _ in each_level():
-        found = ck.montecarlo.tail_mass(
-            x, [[0]] * 4, delta=0.01, draws=99, seed=1, upper_bounds=x + np.float32(0.1)
-        )
-        answers.add(found.upper.tobytes() + found.lower.tobytes())
-    assert len(answers) == 1
-
-
 def test_row_options_are_those_of_certify() -> None:
     rng = np.random.default_rng(11)
     scores = rng.standard_normal((3, 50))
@@ -556,75 +544,6 @@ def test_bounds_of_any_type_and_length(dtype: type, n: int) -> None:
     truth = exact_tail(scores, kept)
     assert mpf(float(found.lower)) <= truth <= mpf(float(found.upper))
     assert found.upper - found.lower <= 0.1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"delta": 0.0}, "delta is 0"),
-        ({"delta": 1.0}, "delta is 1"),
-        ({"delta": math.nan}, "delta is NaN"),
-        ({"delta": -0.1}, "delta is -0.1"),
-        ({"draws": 4}, "draws is 4, but the tail of the row has only 3"),
-        ({"draws": 0}, "draws is 0"),
-        ({"draws": 2.5}, "draws"),
-        ({"draws": 2**40, "upper_bounds": [1.0] * 4}, "draws"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": 0.5}, "seed"),
-        ({"method": "clt"}, "method"),
-        ({"method": 3}, "method"),
-        ({"family": "rows"}, "family"),
-        ({"threads": 0}, "threads"),
-        ({"keep": [7]}, "keep"),
-        ({"eps": 1.5}, "eps"),
-        ({"eps": 0.1, "method": "hoeffding"}, "eps cannot be combined"),
-        ({"upper_bounds": [1.0] * 3}, "upper_bounds"),
-        ({"upper_bounds": [1.0, 2.0, math.nan, 1.0]}, r"upper_bounds\[2\] is NaN"),
-        ({"upper_bounds": [1.0, math.inf, 1.0, 1.0]}, r"upper_bounds\[1\] is inf"),
-        ({"upper_bounds": [-9.0] * 4}, r"upper_bounds\[\d\] is -9, but the score there is"),
-        ({"upper_bounds": [1.0] * 4, "kind": "probs"}, "upper_bounds cannot"),
-        ({"upper_bounds": [1.0] * 4, "mask": [0.0] * 4}, "upper_bounds cannot"),
-        ({"score": lambda i: i * 0.0}, "scores and score are both given"),
-        ({"score": lambda i: i * 0.0, "scores": None}, "upper_bounds"),
-        ({"scores": None}, "scores is None"),
-        ({"scores": [0.0, math.nan, 0.0, 0.0]}, r"scores\[1\] is NaN"),
-    ],
-)
-def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "scores": [0.5, 0.25, 0.125, 0.0625], "keep": [0], "delta": 0.1, "draws": 2, "seed": 0,
-    }  # fmt: skip
-    arguments |= change
-    scores, keep = arguments.pop("scores"), arguments.pop("keep")
-    with pytest.raises(ck.CertkError, match=message):
-        ck.montecarlo.tail_mass(scores, keep, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("score", "message"),
-    [
-        (lambda i: np.zeros(i.size + 1), "score returned shape"),
-        (lambda i: np.full(i.size, np.nan), r"scores\[0\] is NaN"),
-        (lambda i: np.full(i.size, np.inf), r"scores\[0\] is \+inf"),
-        (lambda i: i, "score"),
-        (lambda i: np.full(i.size, 3.0), "upper_bounds"),
-    ],
-)
-def test_bad_computed_scores_are_named(score: Any, message: str) -> None:
-    with pytest.raises(ck.CertkError, match=message):
-        ck.montecarlo.tail_mass(
-            None, [0], delta=0.1, draws=9, seed=0, upper_bounds=np.zeros(5), score=score
-        )
-
-
-def test_an_error_of_the_callers_function_is_the_callers() -> None:
-    def score(positions: np.ndarray) -> np.ndarray:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        ck.montecarlo.tail_mass(
-            None, [0], delta=0.1, draws=9, seed=0, upper_bounds=np.zeros(5), score=score
-        )
 
 
 def test_a_million_keys_to_ten_per_cent() -> None:

@@ -381,17 +381,6 @@ def test_values_per_row_and_for_all_rows() -> None:
     assert (output_error(scores, wide, keep).exact == own).all()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_change_no_bit(threads: int) -> None:
-    rng = np.random.default_rng(6)
-    scores, values = rng.standard_normal((8, 40, 300)), rng.standard_normal((4, 300, 16))
-    one, more = (output_error(scores, values, scores > 1, threads=t) for t in (1, threads))
-    for form in (*FORMS, "which", "diameter_kind"):
-        assert (getattr(one, form) == getattr(more, form)).all()
-    sel = [select_output(scores, values, 0.1, threads=t) for t in (1, threads)]
-    assert (sel[0].selection.indices == sel[1].selection.indices).all()
-
-
 def test_results_are_frozen_and_pickle() -> None:
     found = output_error([1.0, 0.0], [[1.0], [2.0]], [0])
     again = pickle.loads(pickle.dumps(found))
@@ -522,43 +511,3 @@ def test_budgets_per_row_and_masks() -> None:
 
 
 # -------------------------------------------------------------------------------------- errors
-
-
-def test_bad_input_is_named() -> None:
-    scores, values = np.zeros((2, 3, 4)), np.zeros((2, 4, 5))
-    keep = np.ones(4, bool)
-
-    def refused(match: str, values: Any = values, call: Any = output_error, **more: Any) -> None:
-        with pytest.raises(ck.CertkError, match=match):
-            call(scores, values, *([keep] if call is output_error else [0.1]), **more)
-
-    for bad in (np.nan, np.inf, -np.inf):
-        broken = values.copy()
-        broken[1, 2, 3] = bad
-        refused(r"values\[1, 2, 3\] is (NaN|-?inf)", broken)
-        refused(r"values\[1, 2, 3\]", broken, select_output)
-        output_error(scores, broken, keep, mask=np.arange(4) != 2)
-        output_error(scores, broken, keep, lengths=2)
-    refused(r"values has shape \[3, 4, 5\].*grouped heads", np.zeros((3, 4, 5)))
-    refused(r"values has shape \[2, 5, 5\].*the 4 keys", np.zeros((2, 5, 5)))
-    refused(r"values has shape \[4\]", np.zeros(4))
-    refused("values has dtype int64", np.zeros((4, 5), np.int64))
-    refused("values is a single number", 1.0)
-    refused(r"mask\[0, 1, 2\] is NaN", mask=nan_at(scores.shape, (0, 1, 2)))
-    for tol in (-1.0, np.nan, np.inf):
-        with pytest.raises(ck.CertkError, match="out_tol is"):
-            select_output(scores, values, tol)
-    with pytest.raises(ck.CertkError, match=r"out_tol\[1, 0\] is -1"):
-        select_output(scores, values, np.where(np.arange(6).reshape(2, 3) == 3, -1.0, 1.0))
-    with pytest.raises(ck.CertkError, match="out_tol has shape"):
-        select_output(scores, values, [0.1, 0.2])
-    with pytest.raises(ck.CertkError, match=r"index 4 .* out of range"):
-        output_error(scores[0, 0], values[0], [4])
-    with pytest.raises(ck.CertkError, match="threads"):
-        output_error(scores, values, keep, threads=0)
-
-
-def nan_at(shape: tuple[int, ...], place: tuple[int, ...]) -> np.ndarray:
-    mask = np.zeros(shape)
-    mask[place] = np.nan
-    return mask

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,51 +51,6 @@ def test_sizes_at_the_ends() -> None:
     assert WindowPolicy(1e300, 0.9).size(7) == 7
     assert policy.size(2**62) == 2**31
     assert policy.size([]).shape == (0,)
-
-
-POLICY = WindowPolicy(1.0, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "words"),
-    [
-        (WindowPolicy, (0.0, 0.5), "alpha is 0; pass a finite factor > 0"),
-        (WindowPolicy, (math.nan, 0.5), "alpha is NaN"),
-        (WindowPolicy, (1.0, 0.0), "C is 0"),
-        (WindowPolicy, (1.0, 1.0), "C is 1; pass an exponent strictly between 0 and 1"),
-        (WindowPolicy, (1.0, "x"), "C is 'x'; pass a number"),
-        (POLICY.size, (0,), "n is 0"),
-        (POLICY.size, ([3, -2],), r"n\[1\] is -2; pass a number of keys of at least 1"),
-        (POLICY.size, (2.5,), "n has dtype float64"),
-        (windows.fit, ([1, 2, 3], [1, 2]), "k has 2 entries but 3"),
-        (windows.fit, ([1, 2], [1, 2]), "three pairs"),
-        (windows.fit, ([5, 5, 5], [1, 2, 3]), "n is 3 values, 1 of them distinct"),
-        (windows.fit, ([1, 0, 3], [1, 2, 3]), r"n\[1\] is 0"),
-        (windows.fit, ([1, 2, 3], [1, 2, 0]), r"k\[2\] is 0"),
-        (windows.fit, ([1, 2, 3], [1, math.nan, 2]), r"k\[1\] is NaN"),
-        (windows.fit, ([[1, 2, 3]], [1, 2, 3]), "n has shape"),
-        (partial(windows.fit, level=1.0), ([1, 2, 3], [1, 2, 3]), "level is 1"),
-        (windows.effective, ([1.0], 0.0), "eps is 0"),
-        (windows.effective, ([1.0], 1.0), "eps is 1"),
-        (windows.effective, ([1.0], math.nan), "eps is NaN"),
-        (windows.effective, ([[1.0, math.inf]], 0.1), r"scores\[0, 1\] is \+inf"),
-        (windows.participation, ([math.nan],), r"scores\[0\] is NaN"),
-        (windows.scale_r, (-1.0, np.eye(2), np.eye(2)), "B is -1"),
-        (windows.scale_r, (math.nan, np.eye(2), np.eye(2)), "B is NaN"),
-        (windows.scale_r, (1.0, np.eye(2), np.eye(3)), "w_k has shape"),
-        (windows.scale_r, (1.0, np.ones(2), np.eye(2)), "w_q has shape"),
-        (windows.scale_r, (1.0, [[1.0, math.nan]], [[1.0, 2.0]]), r"w_q\[0, 1\] is NaN"),
-        (windows.predict, (0, 1.0, 0.1, 0.1), "n is 0"),
-        (windows.predict, (5, -1.0, 0.1, 0.1), "R is -1"),
-        (windows.predict, (5, math.inf, 0.1, 0.1), "R is inf"),
-        (windows.predict, (5, 1.0, 0.0, 0.1), "delta is 0"),
-        (windows.predict, (5, 1.0, 0.1, 1.0), "eps is 1"),
-        (windows.predict, (5, 1.0, math.nan, 0.1), "delta is NaN"),
-    ],
-)
-def test_bad_arguments(function: Any, arguments: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(ck.CertkError, match=words):
-        function(*arguments)
 
 
 # ----------------------------------------------------------------------------------------- fits

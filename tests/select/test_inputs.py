@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 import certk_rs as ck
-import certk_rs.torch as ct
 from cases import Case
 from certk_rs._arrays import coerce
 from checks import certificate_faults
@@ -329,47 +328,3 @@ def test_one_row_takes_a_flat_list() -> None:
 
 
 # --------------------------------------------------------------------------------- torch, refused
-
-
-class Elsewhere(torch.Tensor):
-    """A tensor that says that it is on another device; no accelerator is needed."""
-
-    @property
-    def device(self) -> torch.device:
-        """Return a device of which there is none."""
-        return torch.device("cuda:1")
-
-
-TENSORS: dict[str, tuple[Any, str]] = {
-    "int64": (torch.arange(4), "dtype int64"),
-    "bool": (torch.ones(4, dtype=torch.bool), "bool"),
-    "complex": (torch.ones(4, dtype=torch.complex64), "complex64"),
-    "float8": (torch.ones(4).to(torch.float8_e4m3fn), "float8_e4m3fn"),
-    "sparse": (torch.eye(4).to_sparse(), r"sparse.*to_dense\(\)"),
-    "meta": (torch.ones(4, device="meta"), "device meta.*holds no data"),
-    "0-d": (torch.tensor(1.0), "single number"),
-    "elsewhere": (torch.ones(4).as_subclass(Elsewhere), r"on device cuda:1; pass scores\.cpu"),
-}
-
-
-@pytest.mark.parametrize("name", TENSORS)
-def test_other_tensors_are_refused_by_name(name: str) -> None:
-    value, message = TENSORS[name]
-    for call in (
-        lambda: ck.select(value, EPS),
-        lambda: ck.certify(value, [[0]]),
-        lambda: ck.keep_set(value, EPS),
-    ):
-        with pytest.raises(ck.CertkError, match=rf"^scores .*{message}") as caught:
-            call()
-        assert "\n" not in str(caught.value)
-
-
-def test_tensors_in_other_places_are_refused() -> None:
-    with pytest.raises(ck.CertkError, match=r"^mask is a tensor on device cuda:1; pass mask\.cpu"):
-        ck.select(SCORES, EPS, mask=TENSORS["elsewhere"][0])
-    with pytest.raises(ck.CertkError, match=r"^scale is"):
-        ck.select(SCORES, EPS, scale=torch.tensor(1.0))  # type: ignore[arg-type]
-    for function in (ct.select, ct.select_mask):
-        with pytest.raises(ck.CertkError, match="min_keep"):
-            function(torch.from_numpy(SCORES), 0.1, min_keep=5, max_keep=0.1)

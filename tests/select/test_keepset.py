@@ -6,7 +6,6 @@ size at n = 65536 against the promise of 2 %.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import replace
 from functools import cache
@@ -22,7 +21,6 @@ from bulk_oracle import Truth
 from cases import Case
 from checks import limit
 from generators import make_case
-from levels import each_level
 from real_rows import Cache, rows_of
 
 
@@ -389,25 +387,6 @@ def test_edges_of_the_search(number: int) -> None:
         assert ks.k <= ks.lower_bound * 1.03 + 4
 
 
-def answers(threads: int | None = None) -> str:
-    """A digest of everything that keep_set says about the edge cases."""
-    digest = hashlib.sha256()
-    for case in edge_cases():
-        options = {"keep_first": case.keep_first, "keep_last": case.keep_last}
-        ks = ck.keep_set(case.scores, case.eps, max_keep=case.max_keep, threads=threads, **options)
-        for part in (ks.indices, ks.tail_mass_upper, ks.tail_mass_lower, ks.weights):
-            digest.update(np.ascontiguousarray(part).tobytes())
-        digest.update(f"{ks.k} {ks.lower_bound} {ks.status}".encode())
-    return digest.hexdigest()
-
-
-def test_any_number_of_threads_and_any_level_give_the_same_bits() -> None:
-    want = answers(1)
-    assert answers(3) == want
-    for level in each_level():
-        assert answers() == want, level
-
-
 # ------------------------------ more rows than have a say: some are weighed, all are certified
 
 # More rows than the core weighs at once.
@@ -486,15 +465,6 @@ def test_rows_that_may_lose_nothing_wherever_they_are() -> None:
     ks = solve(Case(scores, eps, name="one row keeps all it sees"))
     assert ks.status == ck.Status.CERTIFIED
     assert set(range(7)) <= set(ks.indices.tolist())
-
-
-def test_bad_rows_are_found_wherever_they_are() -> None:
-    scores = np.zeros((3000, 9))
-    scores[2999, 4] = np.nan
-    with pytest.raises(ck.CertkError, match=r"scores\[2999, 4\] is NaN"):
-        ck.keep_set(scores, 0.1)
-    hidden = np.full((3000, 9), -np.inf)
-    assert ck.keep_set(hidden, 0.1).status == ck.Status.EMPTY
 
 
 @pytest.mark.parametrize("n", [16, 20, 64, 100, 4096])

@@ -6,7 +6,6 @@ scores judges; the audit's own arithmetic does, too.
 
 from __future__ import annotations
 
-import hashlib
 from itertools import combinations
 from typing import Any
 
@@ -18,7 +17,6 @@ from bulk_oracle import Truth
 from cases import Case
 from certk_rs._audit.recompute import Keys, recompute
 from keepset_calls import native_keep_set
-from levels import each_level
 
 
 def vectors(rng: np.random.Generator, shape: tuple[int, ...], size: float = 1.0) -> np.ndarray:
@@ -250,29 +248,6 @@ def test_max_keep_makes_the_worst_ratio_small(m: int) -> None:
     assert blocks.k <= most
 
 
-def answers(threads: int | None = None) -> str:
-    """A digest of several answers."""
-    rng = np.random.default_rng(7)
-    digest = hashlib.sha256()
-    for heads, m, n, d, more in (
-        (4, 50, 333, 33, {}), (2, 400, 200, 64, {"causal_offset": 3}),
-        (1, 700, 150, 7, {"block_size": 4}), (2, 20, 100, 16, {"max_keep": 20}),
-    ):  # fmt: skip
-        queries, keys = window(rng, heads, m, n, d)
-        ks = ck.keep_set_of_queries(queries, keys, 0.07, scale=0.4, threads=threads, **more)
-        for part in (ks.indices, ks.tail_mass_upper, ks.tail_mass_lower, ks.weights):
-            digest.update(np.ascontiguousarray(part).tobytes())
-        digest.update(f"{ks.k} {ks.lower_bound} {ks.status}".encode())
-    return digest.hexdigest()
-
-
-def test_any_number_of_threads_and_any_level_give_the_same_bits() -> None:
-    want = answers(1)
-    assert answers(3) == want
-    for level in each_level():
-        assert answers() == want, level
-
-
 def test_numbers_that_float32_products_cannot_hold() -> None:
     """Norms of 1e25 and entries that underflow: float64 decides, or says that nothing can."""
     rng = np.random.default_rng(8)
@@ -285,30 +260,6 @@ def test_numbers_that_float32_products_cannot_hold() -> None:
     assert 45 == small.lower_bound <= small.k <= 46
     with pytest.raises(ck.CertkError, match="scores are so large"):
         ck.keep_set_of_queries(queries, keys, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"keys": np.zeros((5, 3), np.float32)}, "queries has shape .*entries"),
-        ({"keys": np.zeros((5, 4))}, "float64"),
-        ({"queries": np.zeros((3, 4))}, "float64"),
-        ({"queries": np.zeros(4, np.float32)}, r"queries has shape \(4,\)"),
-        ({"eps": 1.5}, "eps"),
-        ({"eps": [0.1, 0.1]}, "eps"),
-        ({"scale": float("nan")}, "scale"),
-        ({"block_size": 0}, "block_size"),
-        ({"max_keep": 1, "keep_first": 3}, "keep_first"),
-        ({"keys": np.full((5, 4), np.inf, np.float32)}, r"keys\[0, 0\]"),
-        ({"queries": np.array([[1, np.nan, 0, 0]], np.float32)}, r"queries\[0, 1\]"),
-    ],
-)
-def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {
-        "queries": np.zeros((3, 4), np.float32), "keys": np.zeros((5, 4), np.float32), "eps": 0.1,
-    }  # fmt: skip
-    with pytest.raises(ck.CertkError, match=message):
-        ck.keep_set_of_queries(**{**given, **change})
 
 
 def test_nothing_to_keep() -> None:
