@@ -21,28 +21,20 @@ from bulk_oracle import Truth
 from cases import Case
 from checks import limit
 from generators import make_case
+from keepset_calls import forced, judge, shares, smallest
 from real_rows import Cache, rows_of
 
 
 def solve(case: Case, **more: Any) -> Any:
-    """keep_set with the case's options, and everything that must hold of any answer."""
+    """Return keep_set with the case's options; everything must hold that holds of any answer."""
     options = case.row_options()
     for name in ("max_keep", "keep_first", "keep_last"):
         if getattr(case, name):
             options[name] = getattr(case, name)
     ks = ck.keep_set(case.scores, case.eps, **options, **more)
-    truth = Truth(case)
-    kept = np.zeros(case.n, dtype=bool)
-    kept[ks.indices] = True
-    assert (np.diff(ks.indices) > 0).all()
+    truth = judge(case, ks)
     assert ks.k == len(ks.indices)
     assert ks.optimality_gap == ks.k - ks.lower_bound
-    assert 0 <= ks.lower_bound <= ks.k
-    keep = truth.visible & kept
-    bad = truth.violations(keep, ks.tail_mass_lower, ks.tail_mass_upper)
-    assert not bad, f"{bad[0][1]}: {case.describe(bad[0][0])}"
-    assert not (forced(case, truth) & ~kept).any()
-    assert not (kept & ~truth.visible.any(axis=0)).any(), "a key that no row can see is kept"
     if not truth.visible.any():
         assert ks.status == ck.Status.EMPTY
         assert ks.k == 0
@@ -57,15 +49,6 @@ def solve(case: Case, **more: Any) -> Any:
     return ks
 
 
-def forced(case: Case, truth: Truth) -> np.ndarray:
-    """(n,) bool: keep_first and keep_last, counted over the positions that any row sees."""
-    seen = np.flatnonzero(truth.visible.any(axis=0))
-    must = np.zeros(case.n, dtype=bool)
-    must[seen[: case.keep_first]] = True
-    must[seen[max(0, len(seen) - case.keep_last) :]] = True
-    return must
-
-
 def proven(case: Case, truth: Truth, ks: Any) -> bool:
     """Return True if the mixture with the reported weights proves the lower bound, rounding aside.
 
@@ -73,36 +56,27 @@ def proven(case: Case, truth: Truth, ks: Any) -> bool:
     number of the best keys that leaves more. Needed without weights: the forced keys, every key
     of a row whose budget is 0, and one key if any row sees one.
     """
-    assert np.isfinite(ks.weights).all()
-    assert (ks.weights >= 0).all()
-    assert (ks.weights == ks.weights.astype(np.float32)).all()
     budget = np.maximum(case.eps, ks.tail_mass_upper)
     must = forced(case, truth) | (truth.visible & (budget == 0.0)[:, None]).any(axis=0)
     if ks.lower_bound <= max(int(must.sum()), int(truth.visible.any())):
         return True
     weights = ks.weights.astype(np.longdouble)
-    share = truth.weight / np.maximum(truth.weight.sum(axis=1, keepdims=True), 1)
-    mixed = weights @ share
+    mixed = weights @ shares(truth)
     order = np.lexsort((-mixed, ~must))
     left = np.concatenate([np.cumsum(mixed[order][::-1])[::-1], [0]])[ks.lower_bound - 1]
     return bool(left * (1 - 1e-9) > np.sum(weights * budget) * (1 + 1e-9))
 
 
-def smallest(case: Case, eps: np.ndarray) -> int:
-    """The size of the smallest feasible set, by looking at all of them in exact arithmetic."""
+def least(case: Case, eps: np.ndarray) -> int:
+    """Return the size of the smallest feasible set, in exact arithmetic where that decides."""
     truth = Truth(case)
-    rows = [case.exact(i) for i in range(case.rows)]
-    must = np.flatnonzero(forced(case, truth)).tolist()
-    free = [i for i in np.flatnonzero(truth.visible.any(axis=0)).tolist() if i not in must]
-    for size in range(len(free) + 1):
-        for chosen in combinations(free, size):
-            kept = [*must, *chosen]
-            if all(
-                row.fits([i for i in kept if i in row.value], float(e))
-                for row, e in zip(rows, eps, strict=True)
-            ):
-                return len(kept)
-    raise AssertionError("the whole row is always feasible")
+
+    def fits(kept: np.ndarray) -> bool:
+        chosen = np.flatnonzero(kept)
+        rows = ((case.exact(i), float(eps[i])) for i in range(case.rows))
+        return all(row.fits([j for j in chosen.tolist() if j in row.value], e) for row, e in rows)
+
+    return smallest(shares(truth), eps, forced(case, truth), fits)
 
 
 def part_heavy(seeds: int, some: int) -> list[Any]:
@@ -129,7 +103,7 @@ def test_against_all_subsets(seed: int) -> None:
     case = small_case(seed)
     ks = solve(case)
     if ks.status == ck.Status.CERTIFIED:
-        best = smallest(case, case.eps)
+        best = least(case, case.eps)
         assert ks.lower_bound <= best <= ks.k
 
 
@@ -140,7 +114,7 @@ def test_the_optimum_is_usually_reached() -> None:
         rng = np.random.default_rng(seed)
         scores = (rng.standard_normal((4, 9)) * 2).astype(np.float32)
         case = Case(scores, np.full(4, 0.1), name="optimum")
-        over.append(solve(case).k - smallest(case, case.eps))
+        over.append(solve(case).k - least(case, case.eps))
     assert np.mean(over) <= 0.25
     assert max(over) <= 1
 
@@ -164,7 +138,7 @@ def test_max_keep_minimises_the_worst_ratio(seed: int) -> None:
         assert ks.k == most
         reached = float((ks.tail_mass_upper / eps).max())
         assert reached <= 1.5 * min(ratios) + 1e-9
-        best = smallest(Case(scores, eps), np.maximum(eps, ks.tail_mass_upper))
+        best = least(Case(scores, eps), np.maximum(eps, ks.tail_mass_upper))
         assert ks.lower_bound <= best
     else:
         assert min(ratios) <= 1.0
@@ -414,7 +388,7 @@ def test_many_rows_against_all_subsets(seed: int) -> None:
     few = replace(small_case(seed), causal_offset=None)
     ks = solve(often(few, seed))
     if ks.status == ck.Status.CERTIFIED:
-        best = smallest(few, few.eps)
+        best = least(few, few.eps)
         assert ks.lower_bound <= best <= ks.k
 
 

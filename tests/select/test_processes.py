@@ -1,13 +1,13 @@
-"""Forks, threads, pickles, Ctrl-C, and an array that changes while it is read."""
+"""Forks, threads, Ctrl-C, calls that others end, and an array that changes while it is read."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 
 import certk_rs as ck
 from certk_rs import _native
+from fresh_process import run_python
 from same_bytes import same
 
 RNG = np.random.default_rng(41)
@@ -142,10 +143,7 @@ def total(rows: np.ndarray) -> int:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_select_fork_select_fork_select() -> None:
     """The parent's pools are of no use to a child, whatever size it asks for."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK],
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+    done = run_python(FORK, PYTHONWARNINGS="ignore::DeprecationWarning")
     assert done.returncode == 0, done.stderr
 
 
@@ -154,10 +152,7 @@ def test_select_fork_select_fork_select() -> None:
 def test_a_child_with_the_number_of_its_parent() -> None:
     """Containers and sandboxes do this; the number does not tell whose pool it is."""
     code = NAMESPACES + FORK.replace("pid = os.fork()", "unshare()\npid = os.fork()", 1)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+    done = run_python(code, PYTHONWARNINGS="ignore::DeprecationWarning")
     if done.returncode == 77:
         pytest.skip("this system allows no namespaces")
     assert done.returncode == 0, done.stderr
@@ -167,10 +162,7 @@ def test_a_child_with_the_number_of_its_parent() -> None:
 @pytest.mark.parametrize(("lent", "started"), [("3", "2"), ("1", "0")])
 def test_a_process_starts_no_more_threads_than_it_was_lent(lent: str, started: str) -> None:
     """The caller is one of them; one pool serves every number; no pool of the host's is used."""
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, timeout=180,
-        check=False, env={**os.environ, "RAYON_NUM_THREADS": lent},
-    )  # fmt: skip
+    done = run_python(COUNT_THREADS, RAYON_NUM_THREADS=lent)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["0", started, started]
 
@@ -178,10 +170,7 @@ def test_a_process_starts_no_more_threads_than_it_was_lent(lent: str, started: s
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
 def test_a_warm_call_touches_no_new_page() -> None:
     """Memory of results that worker threads allocate stays with the process between calls."""
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=180, check=False,
-        env={**os.environ, "RAYON_NUM_THREADS": "2"},
-    )  # fmt: skip
+    done = run_python(FAULTS, RAYON_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr
     # The allocator gives pages back about once a second, so a call now and then finds fewer.
     assert int(done.stdout) <= 20
@@ -211,45 +200,15 @@ def test_python_threads_at_once() -> None:
             assert all(same(one, two) for one, two in zip(want, got, strict=True))
 
 
-def test_the_gil_is_released() -> None:
-    """Another Python thread runs while a long call is under way: it is the one that ends it."""
-    rows = np.broadcast_to(ROWS[0], (10_000_000, 5000))
-    token, under_way, raised = _native.Cancellation(), threading.Event(), list[BaseException]()
-
-    def work() -> None:
-        with token:
-            under_way.set()
-            try:
-                ck.select(rows, 0.5, threads=1)
-            except KeyboardInterrupt as error:
-                raised.append(error)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    under_way.wait()
-    token.cancel()
-    worker.join(120)
-    assert raised
-
-
 @pytest.mark.parametrize(
     "call",
-    [
-        "ck.select(many, 0.5)",
-        "ck.select(many, 0.5, threads=1)",
-        "ck.certify(many, row > 1)",
-        "ck.certify(many, row > 1, independent=True)",
-        "ck.keep_set(noise, 0.01, max_keep=20000)",
-    ],
-)
+    ["ck.select(many, 0.5)", "ck.select(many, 0.5, threads=1)", "ck.certify(many, row > 1)",
+     "ck.certify(many, row > 1, independent=True)", "ck.keep_set(noise, 0.01, max_keep=20000)"],
+)  # fmt: skip
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 def test_ctrl_c_is_heard(call: str) -> None:
     """A call that would take long ends with KeyboardInterrupt within about a second."""
-    done = subprocess.run(
-        [sys.executable, "-c", LONG_CALL.format(call=call)],
-        capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "RAYON_NUM_THREADS": "2"},
-    )  # fmt: skip
+    done = run_python(LONG_CALL.format(call=call), RAYON_NUM_THREADS="2")
     assert done.stderr == ""
     assert float(done.stdout) < 2 * 3.0  # seconds of two threads
 
@@ -286,3 +245,76 @@ def test_an_array_written_meanwhile_does_no_harm(n: int) -> None:
     finally:
         stop.set()
         writer.join()
+
+
+# --------------------------------------------------- calls that other threads end
+
+# So many rows of one row's scores, which take no memory, that a call takes minutes.
+LONG = np.broadcast_to(
+    np.random.default_rng(0).standard_normal((1, 1 << 15)).astype(np.float32), (1 << 17, 1 << 15)
+)
+
+
+def cancelled(call: Callable[[], object]) -> BaseException | None:
+    """Return the exception of a call that another thread cancels while it is under way."""
+    token, raised = _native.Cancellation(), list[BaseException]()
+    began = threading.Event()
+
+    def work() -> None:
+        with token:
+            began.set()
+            try:
+                call()
+            except BaseException as error:
+                raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    began.wait()
+    # Most often it is at its rows by now; where it is not yet, it ends as well.
+    time.sleep(0.3)
+    assert thread.is_alive()
+    token.cancel()
+    thread.join(120)
+    assert not thread.is_alive()
+    return raised[0] if raised else None
+
+
+@pytest.mark.parametrize("threads", [None, 1])
+def test_another_thread_ends_a_call(threads: int | None) -> None:
+    """It runs beside the call, which has released the interpreter."""
+    for function in (ck.keep_set, ck.select):
+        assert (
+            type(cancelled(lambda f=function: f(LONG, 0.1, threads=threads))) is KeyboardInterrupt
+        )
+
+
+def test_only_threads_inside_are_stopped() -> None:
+    token = _native.Cancellation()
+    rows = np.random.default_rng(1).standard_normal((64, 4096))
+    assert token.cancelled is False
+    with token:
+        assert ck.keep_set(rows, 0.1).k > 0
+    token.cancel()
+    token.cancel()
+    assert token.cancelled is True
+    assert ck.keep_set(rows, 0.1).k > 0
+    with token, pytest.raises(KeyboardInterrupt):
+        ck.keep_set(rows, 0.1)
+    assert ck.keep_set(rows, 0.1).k > 0
+
+
+def test_tokens_nest_and_are_left_by_exceptions() -> None:
+    rows = np.random.default_rng(1).standard_normal((64, 4096))
+    outer, inner = _native.Cancellation(), _native.Cancellation()
+    with pytest.raises(ZeroDivisionError), outer, inner, inner:
+        raise ZeroDivisionError
+    inner.cancel()
+    assert ck.keep_set(rows, 0.1).k > 0
+    with outer:
+        with pytest.raises(KeyboardInterrupt), inner:
+            ck.keep_set(rows, 0.1)
+        assert ck.keep_set(rows, 0.1).k > 0
+        outer.cancel()
+        with pytest.raises(KeyboardInterrupt):
+            ck.keep_set(rows, 0.1)

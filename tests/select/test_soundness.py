@@ -42,18 +42,6 @@ F32, F64, F16 = (np.dtype(t) for t in (np.float32, np.float64, np.float16))
 INF = np.inf
 
 
-def run(lengths: tuple[int, ...], seeds: range, rows: int) -> int:
-    """Sweep every length and seed; stop at the first faulty case. Returns the rows seen."""
-    seen = 0
-    for n in lengths:
-        for seed in seeds:
-            case = make_case(seed, rows, n, options=seed % 2 == 1)
-            faults = sweep_faults(case, seed)
-            assert not faults, f"{len(faults)} faults, the first:\n{faults[0]}"
-            seen += case.rows
-    return seen
-
-
 # ------------------------------------------------------------------------------ rows that are known
 
 
@@ -281,34 +269,39 @@ def test_additive_masks_too_large_are_refused_or_right(
 # ------------------------------------------------------------------------------------------ sweeps
 
 
-@pytest.mark.parametrize("n", SHORT_LENGTHS)
-def test_short_rows(n: int) -> None:
-    """Lengths around the lanes and registers."""
-    run((n,), range(4), 450)
+# Lengths around lanes and registers; sum blocks; sampling thresholds; the edges at which a row is
+# split; the length from which on it is worth several threads. Seeds and rows; those of a heavy run.
+SWEEPS = {
+    "short": (SHORT_LENGTHS, (4, 450), (60, 1200)),
+    "medium": (MEDIUM_LENGTHS, (2, 180), (50, 400)),
+    "long": (LONG_LENGTHS, (2, 45), (40, 60)),
+    "chunks": (CHUNK_LENGTHS, (2, 3), (20, 4)),
+    "shared": (SHARED_LENGTHS, (3, 1), (20, 1)),
+}
 
 
-@pytest.mark.parametrize("n", MEDIUM_LENGTHS)
-def test_medium_rows(n: int) -> None:
-    """Lengths around the sum blocks and the usual ends of short-row paths."""
-    run((n,), range(2), 180)
+def sweep(n: int, seeds: range, rows: int, **made: Any) -> None:
+    """Sweep a length; stop at the first faulty case."""
+    for seed in seeds:
+        case = make_case(seed, rows, n, **{"options": seed % 2 == 1, **made})
+        faults = sweep_faults(case, seed)
+        assert not faults, f"{len(faults)} faults, the first:\n{faults[0]}"
 
 
-@pytest.mark.parametrize("n", LONG_LENGTHS)
-def test_long_rows(n: int) -> None:
-    """Lengths around sampling thresholds."""
-    run((n,), range(2), 45)
+@pytest.mark.parametrize(
+    ("n", "seeds", "rows"), [(n, *some) for lengths, some, _ in SWEEPS.values() for n in lengths]
+)
+def test_rows_of_every_length(n: int, seeds: int, rows: int) -> None:
+    sweep(n, range(seeds), rows)
 
 
-@pytest.mark.parametrize("n", CHUNK_LENGTHS)
-def test_rows_of_chunks(n: int) -> None:
-    """Lengths around the fixed edges at which a row is split."""
-    run((n,), range(2), 3)
-
-
-@pytest.mark.parametrize("n", SHARED_LENGTHS)
-def test_rows_shared_by_threads(n: int) -> None:
-    """Lengths around the one from which on a single row is worth several threads."""
-    run((n,), range(3), 1)
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SWEEPS)
+def test_over_a_million_rows(name: str) -> None:
+    """Sweep 1.4 million rows in all."""
+    lengths, _, (seeds, rows) = SWEEPS[name]
+    for n in lengths:
+        sweep(n, range(1000, 1000 + seeds), rows)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -316,9 +309,7 @@ def test_rows_shared_by_threads(n: int) -> None:
 def test_each_family_in_float32(family: str, kind: str) -> None:
     """Every family by name, float32, one short and one long length."""
     for n, rows in ((61, 240), (4099, 12)):
-        case = make_case(7, rows, n, dtype=F32, kind=kind, family=family)
-        faults = sweep_faults(case, 7)
-        assert not faults, f"{len(faults)} faults, the first:\n{faults[0]}"
+        sweep(n, range(7, 8), rows, options=False, dtype=F32, kind=kind, family=family)
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 8), marks=pytest.mark.heavy)])
@@ -332,24 +323,6 @@ def test_whole_blocks(block_size: int, seeds: range) -> None:
             sel = ck.select(case.scores, case.eps, **case.select_options(), **more)
             faults = selection_faults(case, sel)
             assert not faults, f"{len(faults)} faults, the first:\n{faults[0]}"
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("lengths", "seeds", "rows"),
-    [
-        (SHORT_LENGTHS, range(1000, 1060), 1200),
-        (MEDIUM_LENGTHS, range(1000, 1050), 400),
-        (LONG_LENGTHS, range(1000, 1040), 60),
-        (CHUNK_LENGTHS, range(1000, 1020), 4),
-        (SHARED_LENGTHS, range(1000, 1020), 1),
-    ],
-    ids=["short", "medium", "long", "chunks", "shared"],
-)
-def test_over_a_million_rows(lengths: tuple[int, ...], seeds: range, rows: int) -> None:
-    """The same sweep, over 1.4 million rows in all."""
-    seen = run(lengths, seeds, rows)
-    print(f"{seen} rows, no violation")
 
 
 # ------------------------------------------------------------------------- any rows of few floats
@@ -406,10 +379,10 @@ def test_any_rows(drawn: Any) -> None:
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(drawn)
-    def sweep(case: Case) -> None:
+    def held(case: Case) -> None:
         assert sweep_faults(case) == []
 
-    sweep()
+    held()
 
 
 # --------------------------------------------------------------- minimal sets and narrow intervals
