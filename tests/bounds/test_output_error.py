@@ -309,25 +309,18 @@ def test_an_empty_kept_set_loses_the_whole_output() -> None:
     check(Row(np.zeros(1), np.array([[3.0, 4.0]]), np.zeros(1, bool)))
 
 
-@pytest.mark.parametrize("size", [5e-324, 1e-310, 1e-204, 1e-160, 1.0, 1e300])
-def test_one_value_of_any_size_may_be_lost(size: float) -> None:
-    """A single value is its own centre; the zero vector is as far from it as it is long."""
-    row = Row(np.zeros(2), np.array([[0.0, size, -size]] * 2), np.zeros(2, bool))
-    found = check(row)
-    assert found.exact <= float(size * np.sqrt(2)) * (1 + 1e-9) + 2e-323
-
-
-def test_what_large_components_hide_is_lost_too() -> None:
-    check(Row(np.zeros(2), np.array([[1e308, 0.0], [1e308, 5e-324]]), np.arange(2) == 0))
-
-
-@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-3, 1e3, 1e300, 1.7e308])
+@pytest.mark.parametrize("size", [5e-324, 1e-310, 1e-204, 1e-160, 1e-3, 1.0, 1e300, 1.7e308])
 def test_values_of_any_size(size: float) -> None:
+    """A single value is its own centre; the zero vector is as far from it as it is long."""
+    if size < 1.7e308:
+        row = Row(np.zeros(2), np.array([[0.0, size, -size]] * 2), np.zeros(2, bool))
+        assert check(row).exact <= float(size * np.sqrt(2)) * (1 + 1e-9) + 2e-323
     rng = np.random.default_rng(3)
     scores, values = rng.standard_normal(12), rng.uniform(-1, 1, (12, 3)) * size
     row = Row(scores, values, scores > 0)
-    found = check(row)
-    assert float(found.exact) <= float(row.squared_error().sqrt()) * (1 + 1e-9) + 5e-322
+    assert float(check(row).exact) <= float(row.squared_error().sqrt()) * (1 + 1e-9) + 5e-322
+    # Large components do not hide what is lost.
+    check(Row(np.zeros(2), np.array([[1e308, 0.0], [1e308, 5e-324]]), np.arange(2) == 0))
 
 
 @pytest.mark.parametrize("kept", [[0], [1], [2], [0, 1], [1, 2], [0, 2]])
