@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError, prune
-from certk_rs._jobs.budgets import Budgets, read_budgets
 from certk_rs._jobs.held_out import HeldOut, held_out_queries
-from certk_rs._jobs.request import Request
+from certk_rs._jobs.request import Budgets, Request, read_budgets
 from certk_rs._jobs.results import FileReport
 from certk_rs.audit import audit
 from certk_rs.cache_format import SafetensorsFile, read_certificate

@@ -21,9 +21,9 @@ from ..cache_format import LAYOUTS, Names
 from ..errors import CertkError
 from .aggregate import Aggregate, Numbers, aggregate_json
 from .analyze_cache import CacheAnalysis, HeadAnalysis, analysis_json, analyze_cache
-from .budgets import SMALLEST_EPS
+from .engine import Progress
 from .inputs import Source, expand
-from .progress import Progress
+from .request import SMALLEST_EPS
 from .results import Failure, failure
 
 EPS = (0.1, 0.01, 0.001)

@@ -36,10 +36,9 @@ from .._files.location import Location, locate
 from .._files.new_file import write_text
 from .._files.reader import read_bytes
 from ..errors import CertkError, one_line
-from .engine import Witness, witness_of
+from .engine import Unit, UnitResult, Witness, pack, unpack, witness_of
 from .inputs import Source, expand
 from .results import FileReport, read_file_report
-from .units import Unit, UnitResult, pack, unpack
 
 FOLDER = ".certk"
 SHARDS = "shards"

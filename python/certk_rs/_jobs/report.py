@@ -18,10 +18,10 @@ from .._display.plain import plain
 from .._files.location import Location
 from ..cache_format import Options, SafetensorsFile
 from ..errors import CertkError
+from .engine import Progress
 from .folder import Found, JobRecord, find_outputs, inputs_of
 from .held_out import CONFIDENCE, HeldOut
 from .outputs import ReportedOutput, Spread, WorstRows
-from .progress import Progress
 from .results import FileReport
 from .sets import LayerRecord, SetRecord, Sums
 

@@ -104,7 +104,7 @@ class Demands:
 Answer: TypeAlias = LayerRecord | Probe | Demands
 """The answer of a unit for one of its layers. Arrays have groups, heads or rows first."""
 
-_Part = TypeVar("_Part", LayerRecord, Probe, Demands)
+_Part = TypeVar("_Part", bound=Answer)
 
 
 def joined(parts: Sequence[_Part]) -> _Part:

@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
 from .._files.guards import code_bytes, guard_tensors
 from .._files.location import Location
 from .._files.output import index_type
 from .._files.tensor_file import Header, TensorFile
 from ..cache_format import (
     STORAGE,
-    Budgets,
     Cache,
     Certificate,
     Counts,
@@ -34,29 +32,12 @@ from ..cache_format import (
 )
 from ..errors import CertkError
 from ..guard import guard_head, others
+from .choose import as_native
 from .inputs import Input
 from .sets import LayerRecord
-from .solve import as_native
 
 # Raised where a file is no output, or cannot be read.
 _UNREADABLE = (CertkError, KeyError, ValueError, OSError)
-
-
-@dataclass(frozen=True)
-class Order:
-    """An output to be written. Plain values: an engine may do it anywhere.
-
-    `facts` are those of every tensor of the input.
-    """
-
-    input: Input
-    target: Location
-    replace: bool
-    options: Options
-    eps: Budgets
-    bound_eps: Budgets | None
-    masses: str
-    facts: Mapping[str, TensorFacts]
 
 
 @dataclass(frozen=True)
@@ -69,52 +50,51 @@ class Written:
     guard_bytes: int
 
 
-def assemble(order: Order, chosen: tuple[LayerRecord, ...]) -> Written:
+def assemble(
+    given: Input,
+    target: Location,
+    replaces: bool,
+    said: Certificate,
+    chosen: tuple[LayerRecord, ...],
+) -> Written:
     """Write one output; on any failure nothing is left of it.
 
     Memory holds about one kv head of one layer. An output that is there and is, byte for byte, what
     would be written is left as it is: a worker may have been lost after it had written it.
 
+    Args:
+        given: The input.
+        target: The place of the output.
+        replaces: Whether a file that is there is replaced.
+        said: The certificate, but for the hashes of the output.
+        chosen: The sets of every layer.
+
     Raises:
         CertkError: The input has changed since the sets were chosen, or the output is there.
         OSError: The system refuses to read or to write.
     """
-    with order.input.read() as cache:
+    options = said.options
+    with given.read() as cache:
         tensors: dict[str, Form] = {}
         proofs: dict[str, NDArray[Any]] = {}
         for each in chosen:
-            counts = _counts(each, order.options)
-            tensors |= output_tensors(each.layer, order.options, counts, order.masses)
-            proofs |= _tensors(each, order.options)
-        certificate = Certificate(
-            library=__version__,
-            eps=order.eps,
-            bound_eps=order.bound_eps,
-            options=order.options,
-            names=cache.names.pattern,
-            causal_offset=cache.causal_offset,
-            scales=cache.scales,
-            input_headers=tuple(cache.file.header_sha256s()),
-            inputs=order.facts,
-            outputs={},
-        )
-        if not order.replace:
-            there = header_of_output(order.target, certificate)
-            if there is not None:
-                return _written(there, proofs)
+            counts = _counts(each, options)
+            tensors |= output_tensors(each.layer, options, counts, said.mass_dtype)
+            proofs |= _tensors(each, options)
+        if not replaces and (there := header_of_output(target, said)) is not None:
+            return _written(there, proofs)
         # By --recursive, outputs are in directories as their inputs are.
-        order.target.beside("").make_directory()
-        with OutputFile(order.target, tensors, certificate, replace=order.replace) as output:
+        target.beside("").make_directory()
+        with OutputFile(target, tensors, said, replace=replaces) as output:
             for name, array in proofs.items():
                 output.write(name, array)
             for each in chosen:
-                _copy(cache, each, order.options, output)
-                if order.options.guard != "none":
+                _copy(cache, each, options, output)
+                if options.guard != "none":
                     _guard(cache, each, output)
-            cache.file.check_unchanged(order.input.identity)
+            cache.file.check_unchanged(given.identity)
             output.commit()
-            header = output.header()
-        return _written(header, proofs)
+            return _written(output.header(), proofs)
 
 
 def _written(header: Header, proofs: Mapping[str, NDArray[Any]]) -> Written:

@@ -1,25 +1,36 @@
-"""Tasks: one input of a prune job and its output, as the header tells them; and the manifest."""
+"""Plans of prune jobs: each input and its output, as headers tell them; and the manifest.
+
+No tensor is read here, and nothing is made.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from .._files.location import Location
+from .._files.atomic import already_exists
+from .._files.location import Location, locate
 from ..cache_format import (
     ITEMSIZE,
+    Budgets,
     Cache,
+    Certificate,
     Layer,
     Options,
+    TensorFacts,
     guard_bytes,
     proof_bytes,
 )
 from ..errors import CertkError
-from .inputs import Input, Source, changed_at
+from .inputs import Input, Source, changed_at, check_apart, expand
 from .request import Request
+from .results import Failure, failure
 
 # A certificate of every row is written unless it takes a larger share of the cache's bytes.
 FULL_PROOF = 0.02
@@ -41,6 +52,7 @@ class FileTask:
     tensors: tuple[str, ...]
     causal_offset: int | None
     warnings: tuple[str, ...]
+    scales: Mapping[int, float]
     header_sha256s: tuple[str, ...]
     changed: tuple[int, ...] | None
 
@@ -57,6 +69,23 @@ class FileTask:
     def shared(self) -> bool:
         """True if all layers have one and the same set."""
         return self.options.granularity == "token"
+
+    def certificate(
+        self, eps: Budgets, bound_eps: Budgets | None, facts: Mapping[str, TensorFacts]
+    ) -> Certificate:
+        """Return the certificate of the output, but for the hashes of what will be in it."""
+        return Certificate(
+            library=__version__,
+            eps=eps,
+            bound_eps=bound_eps,
+            options=self.options,
+            names=str(self.input.names),
+            causal_offset=self.causal_offset,
+            scales=self.scales,
+            input_headers=self.header_sha256s,
+            inputs={name: facts[name] for name in self.tensors},
+            outputs={},
+        )
 
 
 def plan_file(source: Source, target: Location, request: Request) -> FileTask:
@@ -88,6 +117,7 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
             tensors=tuple(entries),
             causal_offset=cache.causal_offset,
             warnings=tuple(cache.warnings),
+            scales=cache.scales,
             header_sha256s=tuple(cache.file.header_sha256s()),
             changed=changed_at(source),
         )
@@ -205,11 +235,12 @@ def check_same(said: dict[str, Any], request: Request, tasks: Sequence[FileTask]
 
     The message shows what differs.
     """
-    now = manifest(request, tasks, "running")
+    now, asked = manifest(request, tasks, "running"), said.get("request")
+    asked = asked if isinstance(asked, dict) else {}
     differences = [
-        f"{name} was {_get(said, 'request', name)!r}, is {value!r}"
+        f"{name} was {asked.get(name)!r}, is {value!r}"
         for name, value in now["request"].items()
-        if _get(said, "request", name) != value
+        if asked.get(name) != value
     ]
     if said.get("library") != __version__:
         differences.append(f"the version was {said.get('library')}, is {__version__}")
@@ -231,7 +262,102 @@ def check_same(said: dict[str, Any], request: Request, tasks: Sequence[FileTask]
         )
 
 
-def _get(body: Any, *path: str) -> Any:
-    for name in path:
-        body = body.get(name, {}) if isinstance(body, dict) else {}
-    return body
+@dataclass(frozen=True)
+class Manner:
+    """The way that a job is done; no byte of an output depends on it.
+
+    `existing` is for outputs that are there: "refuse" (the job), "skip" or "replace" (them). `unit`
+    is the size of a unit of work, a "layer", a "head", or "auto": a head where layers are too few
+    to keep the engine busy. `shard` (I, N) takes every N-th input, beginning with the I-th.
+    """
+
+    resume: bool = False
+    existing: str = "refuse"
+    fail_fast: bool = False
+    unit: str = "auto"
+    shard: tuple[int, int] | None = None
+
+
+def read_shard(text: str | None) -> tuple[int, int] | None:
+    """Return I and N of "I/N"; a `CertkError` for other texts."""
+    if text is None:
+        return None
+    number, _, count = str(text).partition("/")
+    given = number.isdecimal() and count.isdecimal() and len(text) < 20
+    if not given or not 1 <= int(number) <= int(count):
+        raise CertkError(f"shard is {text!r}: give I/N with 1 <= I <= N, such as 1/4")
+    return int(number), int(count)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job, every header of it read: the inputs that can be pruned, and the failures."""
+
+    out: Location
+    request: Request
+    tasks: tuple[FileTask, ...]
+    failures: tuple[Failure, ...]
+    all_inputs: str = ""
+    """Of a shard: a hash of the names of the inputs of all shards."""
+
+
+def make_plan(
+    caches: Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    request: Request,
+    manner: Manner | None = None,
+    recursive: bool = False,
+) -> Plan:
+    """Read the headers of all inputs, and see what can be done. Nothing is made.
+
+    Raises:
+        CertkError: There is no input, two inputs have one name, an output would have the place of
+            an input, or OUT cannot be written to.
+    """
+    manner = manner or Manner()
+    place = locate(out)
+    sources = expand(list(caches), recursive=recursive)
+    _check_out(place)
+    check_apart(sources, place)
+    all_inputs = ""
+    if manner.shard is not None:
+        all_inputs = hashlib.sha256("\0".join(each.name for each in sources).encode()).hexdigest()
+        sources = sources[manner.shard[0] - 1 :: manner.shard[1]]
+    tasks: list[FileTask] = []
+    failures: list[Failure] = []
+    for source in sources:
+        target = place / source.name
+        if manner.existing == "refuse" and not manner.resume and target.exists():
+            raise CertkError(
+                f"{already_exists(target)}; or go on with --resume or --skip-existing, or "
+                "begin anew with --force"
+            )
+        try:
+            tasks.append(plan_file(source, target, request))
+        except (CertkError, OSError) as error:
+            if manner.fail_fast or len(sources) == 1:
+                raise
+            failures.append(failure(source, error))
+    return Plan(place, request, tuple(tasks), tuple(failures), all_inputs)
+
+
+def _check_out(out: Location) -> None:
+    """OUT must be, or be possible to make, a directory that can be written to."""
+    if not out.is_local:
+        return
+    missing = [*missing_directories(out)]
+    place = missing[-1].parent if missing else out.path
+    if not place.is_dir():
+        raise CertkError(f"{place} is not a directory: OUT ({out}) must be one, or not exist yet")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise CertkError(f"{place} cannot be written to: choose another OUT than {out}")
+
+
+def missing_directories(out: Location) -> Iterator[Path]:
+    """Return the directories that have to be made for OUT, the innermost first."""
+    if out.is_local:
+        place = out.path
+        # A drive that is not there is its own parent.
+        while not os.path.lexists(place) and place != place.parent:
+            yield place
+            place = place.parent
