@@ -21,8 +21,7 @@ from certk_rs import CertkError, prune
 from certk_rs._files.location import locate
 from certk_rs._jobs.export import table_files
 from certk_rs._jobs.job_page import job_page
-from certk_rs._jobs.outputs import EDGES, MOST
-from certk_rs._jobs.report import job_report
+from certk_rs._jobs.report import EDGES, MOST, job_report
 from certk_rs._jobs.results import JobResult
 from certk_rs.cache_format import SafetensorsFile, read_certificate
 from cli_fixtures import rewrite, write_cache

@@ -175,7 +175,7 @@ def totals(layers: Sequence[LayerReport]) -> dict[str, Any]:
     names = ("kept", "total", "lower_bound", "gap", "worst_tail_mass", "rows", "rows_over_budget")
     return {
         **{name: getattr(sums, name) for name in (*names, "rows_left_out", "held_out_queries")},
-        "held_out_violations": sums.violations_low,
+        "held_out_violations": sums.held_out_violations_low if sums.held_out_queries else 0,
     }
 
 
@@ -284,8 +284,8 @@ class JobResult(Shown):
         if sums.held_out_queries:
             yield (
                 "trial",
-                f"{sums.violations_low} of {sums.held_out_queries} queries lost more than the "
-                "budget to sets made without them; the sets written are made for all",
+                f"{sums.held_out_violations_low} of {sums.held_out_queries} queries lost more than "
+                "the budget to sets made without them; the sets written are made for all",
             )
         before = sum(report.cache_bytes for report in self.outputs)
         after = sum(report.output_bytes for report in self.outputs)

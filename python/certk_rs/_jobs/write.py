@@ -82,7 +82,7 @@ def assemble(
             tensors |= output_tensors(each.layer, options, counts, said.mass_dtype)
             proofs |= _tensors(each, options)
         if not replaces and (there := header_of_output(target, said)) is not None:
-            return _written(there, proofs)
+            return _written(there)
         # By --recursive, outputs are in directories as their inputs are.
         target.beside("").make_directory()
         with OutputFile(target, tensors, said, replace=replaces) as output:
@@ -94,16 +94,23 @@ def assemble(
                     _guard(cache, each, output)
             cache.file.check_unchanged(given.identity)
             output.commit()
-            return _written(output.header(), proofs)
+            return _written(output.header())
 
 
-def _written(header: Header, proofs: Mapping[str, NDArray[Any]]) -> Written:
-    entries = header.entries
-    size = len(header.raw) + max((entry.stop for entry in entries.values()), default=0)
-    proof = sum(array.nbytes for array in proofs.values())
-    rest = [entry for name, entry in entries.items() if name.rpartition(".")[2].startswith("guard")]
-    guard = sum(entry.stop - entry.start for entry in rest)
-    return Written(hashlib.sha256(header.raw).hexdigest(), size, proof, guard)
+def _written(header: Header) -> Written:
+    return Written(hashlib.sha256(header.raw).hexdigest(), **byte_counts(header))
+
+
+def byte_counts(header: Header) -> dict[str, int]:
+    """Return the bytes of an output, of its proof (with indices), and of its guard."""
+    size = len(header.raw) + max((entry.stop for entry in header.entries.values()), default=0)
+    counts = {"output_bytes": size, "proof_bytes": 0, "guard_bytes": 0}
+    for name, entry in header.entries.items():
+        role = name.rpartition(".")[2]
+        if role not in ("key", "value"):
+            of = "guard_bytes" if role.startswith("guard_") else "proof_bytes"
+            counts[of] += entry.stop - entry.start
+    return counts
 
 
 def _counts(chosen: LayerRecord, options: Options) -> Counts:
