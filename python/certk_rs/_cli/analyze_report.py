@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .._display.tables import tidy
-from .._jobs.analyze import Analysis, Analyzed
-from .._jobs.analyze_cache import CacheAnalysis
+from .._jobs.analyze import Analysis, Analyzed, CacheAnalysis
 from .._jobs.analyze_page import (
     ADVISED,
     HEADS,
@@ -28,20 +27,19 @@ _ELSEWHERE = "--json, --html"
 class Shown:
     """Prints what was found: of several files each as soon as it is known, and all at the end."""
 
-    def __init__(self, as_json: bool, verbose: bool) -> None:
-        self._as_json, self._verbose = as_json, verbose
-        self.several = False
+    def __init__(self, as_json: bool, verbose: bool, several: bool) -> None:
+        self._as_json, self._verbose, self._several = as_json, verbose, several
 
     def tell(self, outcome: Analyzed) -> None:
         """Print the line of one file of several."""
         if isinstance(outcome, Failure):
             complain(f"error: {outcome.message}")
-        elif self.several and not self._as_json:
+        elif self._several and not self._as_json:
             say(said_of(outcome))
 
     def all(self, found: Analysis) -> None:
         """Print the table of the one file, or of all together; if asked for, those of each."""
-        if self.several:
+        if self._several:
             say(said_of_all(found))
             _show_together(found, by_head=False)
         else:
@@ -49,10 +47,10 @@ class Shown:
                 say(said_of(cache))
                 _show_layers(cache)
         if self._verbose:
-            if self.several:
+            if self._several:
                 _show_together(found, by_head=True)
             for cache in found.caches:
-                if self.several:
+                if self._several:
                     say(said_of(cache))
                     _show_layers(cache)
                 _show_more(cache)

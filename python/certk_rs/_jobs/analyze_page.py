@@ -21,9 +21,17 @@ from .._display.page import (
 )
 from .._display.plots import heat_map
 from .._display.tables import tidy
-from .aggregate import QUANTILES, Aggregate, Together
-from .analyze import Analysis
-from .analyze_cache import PAYS, PER_QUERY, PRUNE, PRUNE_A_LITTLE, CacheAnalysis
+from .analyze import (
+    PAYS,
+    PER_QUERY,
+    PRUNE,
+    PRUNE_A_LITTLE,
+    QUANTILES,
+    Aggregate,
+    Analysis,
+    CacheAnalysis,
+    Together,
+)
 
 HEADS = (
     "head", "sigma", "k/n", "rule", "1 gap", "8 cuts", "one set", "advice", "at least",
