@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from .._display.tables import tidy
 from .._jobs.analyze import Analysis, Analyzed, CacheAnalysis
 from .._jobs.analyze_page import (
     ADVISED,
-    HEADS,
     NOT_COVERED,
+    by_head,
     by_layer,
-    cells,
     said_of,
     said_of_all,
     said_of_heads,
     said_of_layers,
     said_of_together,
-    together_cells,
-    together_heads,
+    together,
 )
 from .._jobs.results import Failure
 from .terminal import complain, print_table, print_text, say
@@ -63,7 +60,7 @@ def _show_together(found: Analysis, by_head: bool) -> None:
     if found.aggregate().all is None:
         return
     say(f"All files, by {'layer.head' if by_head else 'layer'}:")
-    heads, rows = tidy(together_heads(by_head), together_cells(found.aggregate(), by_head))
+    heads, rows = together(found.aggregate(), by_head)
     # First the file and the advice, which may be long, then all but the worst.
     going = ("advice", "in", "10 %", "50 %", "90 %", "k/n")
     drop = [heads.index(name) for name in going if name in heads]
@@ -81,7 +78,7 @@ def _show_layers(cache: CacheAnalysis) -> None:
 def _show_more(cache: CacheAnalysis) -> None:
     """Show each head."""
     say("By layer.head:")
-    heads, rows = tidy(HEADS, cells(cache))
+    heads, rows = by_head(cache)
     going = ("1/sum P^2", "effective", "8 cuts", "1 gap", "rule", "at least")
     drop = [heads.index(name) for name in going if name in heads]
     print_table(heads, rows, drop=drop, elsewhere=_ELSEWHERE)

@@ -58,47 +58,21 @@ def job_page(report: Mapping[str, Any]) -> str:
 # --------------------------------------------------------------------------------- how figures read
 
 
-def count(value: int | None) -> str:
-    """Format a count with thousands apart, or a dash if it is not known."""
-    return DASH if value is None else f"{value:,}".replace(",", " ")
+def _known(form: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return a form of figures that writes a dash for what is not known."""
+    return lambda value: DASH if value is None else form(value)
 
 
-def up(value: float | None) -> str:
-    """Format an upper bound: six digits, rounded up."""
-    return DASH if value is None else rounded(value, ROUND_CEILING)
-
-
-def down(value: float | None) -> str:
-    """Format a lower bound: six digits, rounded down."""
-    return DASH if value is None else rounded(value, ROUND_FLOOR)
-
-
-def number(value: float | None) -> str:
-    """Format a budget or another given number: as it is if that is short, else rounded up."""
-    if value is None:
-        return DASH
-    text = repr(value)
-    return text if len(text) <= SHORT else up(value)
-
-
-def share(value: float | None) -> str:
-    """Format a share that is no bound, in per cent."""
-    return DASH if value is None else f"{100 * value:.1f} %"
-
-
-def share_up(value: float | None) -> str:
-    """Format an upper bound of a share or a probability, in per cent, rounded up to six digits."""
-    return DASH if value is None else percent_of_bound(value, ROUND_CEILING)
-
-
-def megabytes(value: int | None) -> str:
-    """Bytes in millions, six digits."""
-    return DASH if value is None else f"{value / 1e6:.6g} MB"
-
-
-def seconds(value: float | None) -> str:
-    """Format a time in seconds."""
-    return DASH if value is None else f"{value:.1f} s"
+count = _known(lambda value: f"{value:,}".replace(",", " "))
+share = _known(lambda value: f"{100 * value:.1f} %")
+megabytes = _known(lambda value: f"{value / 1e6:.6g} MB")
+seconds = _known(lambda value: f"{value:.1f} s")
+# Bounds have six digits, rounded so that they are still bounds.
+up = _known(lambda value: rounded(value, ROUND_CEILING))
+down = _known(lambda value: rounded(value, ROUND_FLOOR))
+share_up = _known(lambda value: percent_of_bound(value, ROUND_CEILING))
+# A budget or another given number is shown as it is, if that is short.
+number = _known(lambda value: repr(value) if len(repr(value)) <= SHORT else up(value))
 
 
 def between(low: int | None, high: int | None) -> str:
@@ -453,13 +427,13 @@ def _hashes(report: Mapping[str, Any]) -> Section | None:
         "each part, if that was in parts). The header of an output holds its certificate, and with "
         "it the SHA-256 of every tensor of both."
     ]
-    heads = ("output", "header of the output", "header of its input")
-    rows = [
-        [each["output"], each["header_sha256"], " ".join(each["input_headers"])]
-        for each in report["outputs"]
-    ]
-    table = Table(heads, rows[:MOST], "Headers of outputs and inputs")
-    return Section("Hashes", _cut(text, rows), (), [table], "hashes")
+    columns: dict[str, Cell] = {
+        "output": of("output"),
+        "header of the output": of("header_sha256"),
+        "header of its input": of("input_headers", " ".join),
+    }
+    table = tabled("Headers of outputs and inputs", report["outputs"], columns)
+    return Section("Hashes", _cut(text, report["outputs"]), (), [table], "hashes")
 
 
 def _unknown(report: Mapping[str, Any]) -> Section | None:

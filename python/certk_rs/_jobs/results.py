@@ -21,8 +21,6 @@ from .sets import SetRecord, Sums
 
 # An output that saves a smaller share of the bytes of its keys and values is warned of.
 LITTLE = 0.1
-# More bars than this are one per layer, not one per kept set.
-_MOST_BARS = 36
 
 
 @dataclass(frozen=True)
@@ -317,31 +315,3 @@ class JobResult(Shown):
                 for name in ("queries", "violations", "low", "high")
             },
         }
-
-
-def bars(reports: Sequence[LayerReport], width: int, symbols: str = "█▒·") -> list[str]:
-    """Return lines of a bar chart: of all keys, those proven necessary, kept beyond, and dropped.
-
-    One bar per kept set if these are few, else one per layer. `symbols` are those of the parts.
-    """
-    rows: list[tuple[str, str, SetRecord | Sums]]
-    if sum(len(report.sets) for report in reports) <= _MOST_BARS:
-        rows = [
-            (f"layer {report.layer}" if number == 0 else "", f"head {number}", one)
-            for report in reports
-            for number, one in enumerate(report.sets)
-        ]
-        if all(len(report.sets) == 1 for report in reports):
-            rows = [(layer, "", one) for layer, _, one in rows]
-    else:
-        rows = [(f"layer {report.layer}", "", report.count) for report in reports]
-    first = max(len(layer) for layer, _, _ in rows)
-    second = max(len(head) for _, head, _ in rows)
-    lines = []
-    for layer, head, count in rows:
-        needed = (count.lower_bound or 0) * width // count.total
-        kept = max(needed, -(-count.kept * width // count.total))
-        bar = symbols[0] * needed + symbols[1] * (kept - needed) + symbols[2] * (width - kept)
-        share = f"{100 * count.kept / count.total:5.1f} %"
-        lines.append(f"{layer:<{first}} {head:<{second}} {bar} {share}")
-    return lines
