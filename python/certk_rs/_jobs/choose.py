@@ -149,9 +149,16 @@ def choose_layers(
     Raises:
         CertkError: Scores are too large, or layers do not fit together.
     """
-    if ask.options.granularity == "token":
-        return _together(cache, layers, ask, threads)
-    return tuple(_by_layer(cache, layer, heads, ask, threads) for layer in layers)
+    if ask.options.granularity != "token":
+        return tuple(_by_layer(cache, layer, heads, ask, threads) for layer in layers)
+    keys = {(layer.n, layer.visible(cache.causal_offset)) for layer in layers}
+    if len(keys) > 1:
+        raise CertkError(
+            f"{cache.path}: its layers differ in their keys, so that one set of tokens does not "
+            "fit all: take granularity layer or head"
+        )
+    members = [_member(cache, layer, 0, layer.kv_heads, ask) for layer in layers]
+    return tuple(_group(cache, members, ask, threads))
 
 
 def _by_layer(
@@ -172,20 +179,6 @@ def _by_layer(
     return joined(parts)
 
 
-def _together(
-    cache: Cache, layers: Sequence[Layer], ask: Ask, threads: int | None
-) -> tuple[Answer, ...]:
-    if len({layer.visible(cache.causal_offset) for layer in layers}) > 1 or (
-        len({layer.n for layer in layers}) > 1
-    ):
-        raise CertkError(
-            f"{cache.path}: its layers differ in their keys, so that one set of tokens does not "
-            "fit all: take granularity layer or head"
-        )
-    members = [_member(cache, layer, 0, layer.kv_heads, ask) for layer in layers]
-    return tuple(_group(cache, members, ask, threads))
-
-
 def _member(
     cache: Cache,
     layer: Layer,
@@ -199,16 +192,11 @@ def _member(
     heads, kv_heads = slice(first * size, end * size), slice(first, end)
     if stored is None:
         keys = cache.read(layer, "key", kv_heads, buffer=buffer)
-        stored = cache.read(layer, "query", heads), keys
+        query = cache.read(layer, "query", heads)
     else:
-        stored = stored[0][heads], stored[1][kv_heads]
-    block = Block(
-        stored[0],
-        layer.dtypes["query"],
-        stored[1],
-        layer.dtypes["key"],
-        cache.scales[layer.index],
-    )
+        query, keys = stored[0][heads], stored[1][kv_heads]
+    dtypes, scale = layer.dtypes, cache.scales[layer.index]
+    block = Block(query, dtypes["query"], keys, dtypes["key"], scale)
     offset = cache.causal_offset
     blind = 0 if offset is None else min(max(-offset, 0), layer.m)
     held_out = held_out_queries(layer.m, ask.holdout, blind, offset is not None)

@@ -1,15 +1,14 @@
 """Units of work, and the engines that do them.
 
 A `Unit` is a piece of a prune job that can be done anywhere. Units and their results are plain
-values that can be pickled: whoever gets a result cannot tell where it was made. An engine takes
-calls, such as of `run_unit`, and gives back their outcomes. The local one has threads: reading,
-hashing and choosing happen without the lock of the interpreter, and a thread costs no start and no
-copy, so threads measure better than processes do.
+values that can be pickled, and a result does not tell where it was made. An engine takes calls,
+such as of `run_unit`, and gives back their outcomes. The local one has threads: reading, hashing
+and choosing happen without the lock of the interpreter, and a thread costs no start and no copy, so
+threads measure better than processes do.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -27,7 +26,6 @@ from numpy.typing import NDArray
 
 from .. import __version__, _native
 from .._files.location import Location
-from .._files.reader import read_bytes
 from ..cache_format import Layer, TensorFacts
 from ..errors import CertkError
 from .choose import Ask, choose_layers
@@ -38,7 +36,6 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (label, done so far, total); totals are bytes or steps, and may grow."""
 
 _PART = b"certk-part-2\n"
-_MOST_BYTES = 1 << 30
 # More local calls at a time need more memory and gain little: calls have threads of their own.
 _MOST_CALLS = 4
 # Seconds that `close` waits for calls to notice that nobody wants them any longer.
@@ -173,39 +170,10 @@ class Outcome:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True)
-class Witness:
-    """A file that the job has written where the outputs go, by which a worker knows the place."""
-
-    place: Location
-    sha256: str
-
-
 def check_count(name: str, value: object) -> None:
     """Raise `CertkError` unless it is None or a count of at least one."""
     if value is not None and (type(value) is not int or value < 1):
         raise CertkError(f"{name} is {value!r}: give a count of 1 or more")
-
-
-_SEEN: set[Witness] = set()
-
-
-def witness_of(place: Location) -> Witness:
-    """Return the witness that this file is."""
-    return Witness(place, _sha256(place))
-
-
-def sees(witness: Witness) -> bool:
-    """Return whether this process sees that very file; once seen, it is not read again."""
-    if witness not in _SEEN:
-        with contextlib.suppress(CertkError, OSError):
-            if _sha256(witness.place) == witness.sha256:
-                _SEEN.add(witness)
-    return witness in _SEEN
-
-
-def _sha256(place: Location) -> str:
-    return hashlib.sha256(read_bytes(place, _MOST_BYTES)).hexdigest()
 
 
 class Engine(Protocol):
@@ -222,8 +190,8 @@ class Engine(Protocol):
     threads: int | None
     """So many threads a call may use."""
 
-    def begin(self, witness: Witness) -> None:
-        """Take the witness by which workers know the job's OUT; before any call."""
+    def begin(self, witness: Location) -> None:
+        """Take a file that is where the outputs go, before any call: workers must see it."""
 
     def submit(self, key: int, function: Callable[..., Any], *arguments: Any) -> None:
         """Have a call done; it is known by `key`."""
@@ -271,7 +239,7 @@ class LocalEngine:
         for worker in self._workers:
             worker.start()
 
-    def begin(self, witness: Witness) -> None:
+    def begin(self, witness: Location) -> None:
         """See `Engine`; threads see what this process sees."""
 
     def submit(self, key: int, function: Callable[..., Any], *arguments: Any) -> None:

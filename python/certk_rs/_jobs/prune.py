@@ -259,7 +259,7 @@ class _Job:
         if not self._manner.resume:
             self._folder.forget()
         self._folder.write_manifest(self._manifest("running"))
-        self._engine.begin(self._folder.witness())
+        self._engine.begin(self._folder.manifest)
 
     def _check_shards(self, shard: tuple[int, int]) -> None:
         """See that other shards, as many in all, are of the same inputs and request."""

@@ -22,7 +22,7 @@ from .._display.plain import plain
 from .._files.location import Location
 from .._files.output_reader import OutputReader
 from ..cache_format import ITEMSIZE, Layer, Options, SafetensorsFile
-from ..errors import CertkError
+from ..errors import CertkError, told
 from .engine import Progress
 from .folder import Found, JobRecord, find_outputs, inputs_of
 from .held_out import CONFIDENCE, HeldOut
@@ -122,7 +122,7 @@ def job_report(
             try:
                 outputs.append(_output(found, source, shown, read))
             except (CertkError, OSError) as error:
-                unreadable.append({"output": shown, "message": _said(error)})
+                unreadable.append({"output": shown, "message": plain(told(error))})
         if found.whole:
             _without_output(found.record, names, failures, missing)
     return {
@@ -155,7 +155,7 @@ def _output(found: Found, source: Source, shown: str, read: _Read) -> dict[str, 
     borrowed: set[str] = set()
     with SafetensorsFile(source.location) as file:
         output = ReportedOutput(file)
-        # Whoever adds up layers as they come does not have to take any back then.
+        # Layers are added up as they come, and none has to be taken back.
         for _ in output.read():
             pass
         said, options = output.certificate, output.certificate.options
@@ -297,12 +297,6 @@ def _totals(outputs: Sequence[dict[str, Any]], sums: Sums) -> dict[str, Any]:
         "saved": 1 - counts["output_bytes"] / before if before else None,
         "seconds": sum(seconds) if seconds and None not in seconds else None,
     }
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return plain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
-    return plain(str(error))
 
 
 class ReportedOutput(OutputReader):

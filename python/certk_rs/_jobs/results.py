@@ -13,7 +13,7 @@ from .._display.plain import plain
 from .._display.shown import Shown
 from .._files.location import Location
 from .._files.new_file import write_json
-from ..errors import CertkError, one_line
+from ..errors import CertkError, told
 from .held_out import HeldOut
 from .inputs import Source
 from .request import Request
@@ -190,13 +190,10 @@ class Failure:
 
 def failure(source: Source, error: BaseException) -> Failure:
     """Return the failure of an input, with a line that names it."""
-    message = one_line(error)
-    if isinstance(error, OSError):
-        place = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
-        message = f"{place}{error.strerror or message}"
-    elif isinstance(error, MemoryError):
+    message = told(error)
+    if isinstance(error, MemoryError):
         message = "not enough memory: give fewer queries or keys in one file, or fewer --jobs"
-    elif not isinstance(error, CertkError):
+    elif not isinstance(error, (CertkError, OSError)):
         message = f"unexpected {type(error).__name__}: {message}; please report it"
     if str(source.location) not in message and source.location.name not in message:
         message = f"{source.location}: {message}"
