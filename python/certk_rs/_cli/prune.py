@@ -83,7 +83,7 @@ def prune(
     shown = Shown(plan, as_json)
     try:
         with progress_bar(quiet) as progress:
-            result = run_plan(plan, workers, manner, shown.tell, progress)
+            result = run_plan(plan, workers, shown.tell, progress)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(shown.how_far()) from None
     if as_json:

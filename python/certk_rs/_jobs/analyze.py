@@ -343,15 +343,7 @@ def analyze_cache(
     threads: int | None,
     step: Callable[[int, int], None],
 ) -> CacheAnalysis:
-    """Analyze one file.
-
-    Args:
-        source: The file.
-        eps: Budgets, 0 < eps < 1, the largest first.
-        names: Pattern of the tensor names, None to find out.
-        layout: Order of the axes, see docs/files.md; None: "hnd", with doubts an error.
-        threads: Passed on; nothing depends on it.
-        step: Told (heads done, all heads).
+    """Analyze one file at budgets, the largest first; `step` is told (heads done, all heads).
 
     Raises:
         CertkError: The file is not a cache, or cannot be analyzed.

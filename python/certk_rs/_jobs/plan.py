@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -202,22 +202,6 @@ def _bytes_of_key(layer: Layer, granularity: str) -> int:
     return vectors * (1 if granularity == "head" else layer.kv_heads) + 8
 
 
-def manifest(
-    request: Request, tasks: Sequence[FileTask], state: str, refused: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return the manifest of a job.
-
-    `state` is "running" or "ended", `refused` the names of inputs that could not be planned for.
-    """
-    return {
-        "state": state,
-        "library": __version__,
-        "request": request.to_json(),
-        "inputs": {task.source.name: _input(task) for task in tasks},
-        "refused": list(refused),
-    }
-
-
 def _input(task: FileTask) -> dict[str, Any]:
     # Not the numbers of device and inode, which a volume mounted anew may change.
     identity = task.input.identity
@@ -228,38 +212,6 @@ def _input(task: FileTask) -> dict[str, Any]:
         "identity": [part if isinstance(part, int) else str(part) for part in identity],
         "headers": list(task.header_sha256s),
     }
-
-
-def check_same(said: dict[str, Any], request: Request, tasks: Sequence[FileTask]) -> None:
-    """Raise `CertkError` unless a job of this request and these inputs wrote the manifest.
-
-    The message shows what differs.
-    """
-    now, asked = manifest(request, tasks, "running"), said.get("request")
-    asked = asked if isinstance(asked, dict) else {}
-    differences = [
-        f"{name} was {asked.get(name)!r}, is {value!r}"
-        for name, value in now["request"].items()
-        if asked.get(name) != value
-    ]
-    if said.get("library") != __version__:
-        differences.append(f"the version was {said.get('library')}, is {__version__}")
-    before, after = said.get("inputs", {}), now["inputs"]
-    for name in sorted(before.keys() - after.keys()):
-        differences.append(f"input {name} is gone")
-    for name in sorted(after.keys() - before.keys()):
-        differences.append(f"input {name} is new")
-    for name in sorted(after.keys() & before.keys()):
-        if {**before[name], "source": ""} != {**after[name], "source": ""}:
-            differences.append(f"input {name} was changed")
-    if differences:
-        shown = "; ".join(differences[:5]) + (
-            f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-        )
-        raise CertkError(
-            f"the job to be resumed is another one: {shown}: give the same, or begin anew with "
-            "--force, or add to it with --skip-existing"
-        )
 
 
 @dataclass(frozen=True)
@@ -276,6 +228,12 @@ class Manner:
     fail_fast: bool = False
     unit: str = "auto"
     shard: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("auto", "layer", "head"):
+            raise CertkError(f"unit is {self.unit!r}: give auto, layer or head")
+        if self.existing not in ("refuse", "skip", "replace"):
+            raise CertkError(f"existing is {self.existing!r}: give refuse, skip or replace")
 
 
 def read_shard(text: str | None) -> tuple[int, int] | None:
@@ -295,17 +253,53 @@ class Plan:
 
     out: Location
     request: Request
+    manner: Manner
     tasks: tuple[FileTask, ...]
     failures: tuple[Failure, ...]
     all_inputs: str = ""
     """Of a shard: a hash of the names of the inputs of all shards."""
+
+    def manifest(self, state: str) -> dict[str, Any]:
+        """Return the manifest of the job; `state` is "running" or "ended"."""
+        body = {
+            "state": state,
+            "library": __version__,
+            "request": self.request.to_json(),
+            "inputs": {task.source.name: _input(task) for task in self.tasks},
+            "refused": [bad.name for bad in self.failures],
+        }
+        return body | ({"all_inputs": self.all_inputs} if self.manner.shard else {})
+
+    def check_same(self, said: Mapping[str, Any]) -> None:
+        """Raise `CertkError` unless a job of this request and these inputs wrote the manifest."""
+        now, asked = self.manifest("running"), said.get("request")
+        asked = asked if isinstance(asked, dict) else {}
+        differences = [
+            f"{name} was {asked.get(name)!r}, is {value!r}"
+            for name, value in now["request"].items()
+            if asked.get(name) != value
+        ]
+        if said.get("library") != __version__:
+            differences.append(f"the version was {said.get('library')}, is {__version__}")
+        before, after = said.get("inputs", {}), now["inputs"]
+        differences += [f"input {name} is gone" for name in sorted(before.keys() - after.keys())]
+        differences += [f"input {name} is new" for name in sorted(after.keys() - before.keys())]
+        for name in sorted(after.keys() & before.keys()):
+            if {**before[name], "source": ""} != {**after[name], "source": ""}:
+                differences.append(f"input {name} was changed")
+        if differences:
+            more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+            raise CertkError(
+                f"the job to be resumed is another one: {'; '.join(differences[:5])}{more}: give "
+                "the same, or begin anew with --force, or add to it with --skip-existing"
+            )
 
 
 def make_plan(
     caches: Iterable[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     request: Request,
-    manner: Manner | None = None,
+    manner: Manner,
     recursive: bool = False,
 ) -> Plan:
     """Read the headers of all inputs, and see what can be done. Nothing is made.
@@ -314,7 +308,6 @@ def make_plan(
         CertkError: There is no input, two inputs have one name, an output would have the place of
             an input, or OUT cannot be written to.
     """
-    manner = manner or Manner()
     place = locate(out)
     sources = expand(list(caches), recursive=recursive)
     _check_out(place)
@@ -338,7 +331,7 @@ def make_plan(
             if manner.fail_fast or len(sources) == 1:
                 raise
             failures.append(failure(source, error))
-    return Plan(place, request, tuple(tasks), tuple(failures), all_inputs)
+    return Plan(place, request, manner, tuple(tasks), tuple(failures), all_inputs)
 
 
 def _check_out(out: Location) -> None:

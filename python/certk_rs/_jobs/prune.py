@@ -14,16 +14,7 @@ from typing import Any
 from ..errors import CertkError
 from .engine import Engine, LocalEngine, Outcome, Progress, Unit, UnitResult, peak_memory
 from .folder import JobFolder, JobRecord
-from .plan import (
-    FileTask,
-    Manner,
-    Plan,
-    check_same,
-    make_plan,
-    manifest,
-    missing_directories,
-    read_shard,
-)
+from .plan import FileTask, Manner, Plan, make_plan, missing_directories, read_shard
 from .ray import RayEngine
 from .request import Request
 from .results import (
@@ -140,14 +131,10 @@ def prune(
     """
     given = locals()
     request = Request.of(**{each.name: given[each.name] for each in fields(Request)})
-    if unit not in ("auto", "layer", "head"):
-        raise CertkError(f"unit is {unit!r}: give auto, layer or head")
-    if existing not in ("refuse", "skip", "replace"):
-        raise CertkError(f"existing is {existing!r}: give refuse, skip or replace")
     manner = Manner(resume, existing, fail_fast, unit, read_shard(shard))
     several = [caches] if isinstance(caches, (str, os.PathLike)) else caches
     plan = make_plan(several, out, request, manner, recursive)
-    return run_plan(plan, make_engine(engine, address, jobs, threads), manner, on_file, progress)
+    return run_plan(plan, make_engine(engine, address, jobs, threads), on_file, progress)
 
 
 def make_engine(
@@ -169,7 +156,6 @@ def make_engine(
 def run_plan(
     plan: Plan,
     engine: Engine,
-    manner: Manner | None = None,
     on_file: Callable[[FileOutcome], None] | None = None,
     progress: Progress | None = None,
 ) -> JobResult:
@@ -182,7 +168,7 @@ def run_plan(
             to be resumed is another one. With `fail_fast`, also what the first bad input raises.
         KeyboardInterrupt: As it comes; the engine is stopped first.
     """
-    return _Job(plan, engine, manner or Manner(), on_file, progress).run()
+    return _Job(plan, engine, on_file or (lambda _outcome: None), progress).run()
 
 
 class _Job:
@@ -190,13 +176,11 @@ class _Job:
         self,
         plan: Plan,
         engine: Engine,
-        manner: Manner,
-        on_file: Callable[[FileOutcome], None] | None,
+        on_file: Callable[[FileOutcome], None],
         progress: Progress | None,
     ) -> None:
-        self._plan, self._engine, self._manner = plan, engine, manner
-        self._on_file = on_file or (lambda _outcome: None)
-        self._progress = progress
+        self._plan, self._engine, self._manner = plan, engine, plan.manner
+        self._on_file, self._progress = on_file, progress
         shard = self._manner.shard
         self._folder = JobFolder(plan.out, "" if shard is None else "{}-of-{}".format(*shard))
         self._outcomes: list[FileOutcome] = []
@@ -224,15 +208,9 @@ class _Job:
                 self._end(end if isinstance(end, FileReport) else self._failed(name, end))
             if not any(isinstance(outcome, Failure) for outcome in self._outcomes):
                 self._folder.remove_all_parts()
-            ended = self._manifest("ended")
             spent = {"seconds": time.monotonic() - begun, "peak_memory": peak_memory()}
-            self._folder.write_manifest({**ended, **spent})
+            self._folder.write_manifest(self._plan.manifest("ended") | spent)
         return self._result(time.monotonic() - begun)
-
-    def _manifest(self, state: str) -> dict[str, Any]:
-        refused = [bad.name for bad in self._plan.failures]
-        body = manifest(self._plan.request, self._plan.tasks, state, refused)
-        return body | ({"all_inputs": self._plan.all_inputs} if self._manner.shard else {})
 
     def _clear(self, fresh: bool) -> None:
         """Leave nothing where nothing came of the job."""
@@ -244,7 +222,7 @@ class _Job:
         """Look at what was here before, and begin or resume the job."""
         before = self._folder.read_manifest()
         if self._manner.resume and before is not None:
-            check_same(before, self._plan.request, self._plan.tasks)
+            self._plan.check_same(before)
         elif (
             before is not None
             and before.get("state") == "running"
@@ -258,12 +236,12 @@ class _Job:
             self._check_shards(self._manner.shard)
         if not self._manner.resume:
             self._folder.forget()
-        self._folder.write_manifest(self._manifest("running"))
+        self._folder.write_manifest(self._plan.manifest("running"))
         self._engine.begin(self._folder.manifest)
 
     def _check_shards(self, shard: tuple[int, int]) -> None:
         """See that other shards, as many in all, are of the same inputs and request."""
-        now = self._manifest("running")
+        now = self._plan.manifest("running")
         for folder, said in JobRecord.of(self._plan.out).jobs:
             same = all(said.get(name) == now[name] for name in ("all_inputs", "request"))
             if folder.shard.endswith(f"-of-{shard[1]}") and not same:
@@ -286,10 +264,7 @@ class _Job:
             elif self._manner.existing == "skip" and task.target.exists():
                 self._end(Skipped(task.source.name, str(task.target)))
                 continue
-            yield (
-                task.source.name,
-                steps(task, replace, self._by_head, self._engine.threads),
-            )
+            yield task.source.name, steps(task, replace, self._by_head, self._engine.threads)
 
     def _finished(self, task: FileTask) -> FileReport | None:
         """Return the report of an earlier run, if its output is still what it was."""

@@ -325,13 +325,8 @@ class ReportedOutput(OutputReader):
     def numbers(self, record: LayerRecord) -> list[SetRecord]:
         """Return the sets of a layer in numbers."""
         said = self.certificate
-        return set_records(
-            record,
-            self.by_head,
-            said.options.block_size,
-            record.layer.visible(said.causal_offset),
-            None if said.bound_eps is None else said.bound_eps[record.layer.index],
-        )
+        bounds = None if said.bound_eps is None else said.bound_eps[record.layer.index]
+        return set_records(record, said.options, said.causal_offset, bounds)
 
     def _layer(self, layer: Layer) -> LayerRecord:
         sizes = np.array([end - start for start, end in pairwise(self.ends(layer))], np.int64)

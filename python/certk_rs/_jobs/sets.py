@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Layer
+from ..cache_format import Layer, Options
 from .held_out import HeldOut
 
 PROMISED, HELD_OUT, LEFT_OUT = 0, 1, 2
@@ -156,9 +156,8 @@ def fewest_keys(blocks: int, block_size: int, visible: int) -> int:
 
 def set_records(
     record: LayerRecord,
-    by_head: bool,
-    block_size: int,
-    visible: int,
+    options: Options,
+    causal_offset: int | None,
     bound_eps: Sequence[float] | None = None,
     held_out: Sequence[HeldOut] | None = None,
 ) -> list[SetRecord]:
@@ -166,24 +165,26 @@ def set_records(
 
     Args:
         record: The layer.
-        by_head: Whether its groups are kv heads.
-        block_size: Of the blocks that lower bounds count.
-        visible: How many keys some query of the layer sees.
+        options: Those of the output.
+        causal_offset: Query i sees the keys <= i + offset; None: all.
         bound_eps: The budgets of the lower bounds, where they are not those of the sets.
         held_out: What a trial has found of each group; None: what the record says.
     """
     kinds, size, bounds = record.kinds(), record.heads_of_set, record.lower_bounds
+    visible = record.layer.visible(causal_offset)
     found = []
     for group, kept in enumerate(record.sizes.tolist()):
         heads = slice(group * size, (group + 1) * size)
         kind = kinds[heads]
         over = None if record.over is None else record.over[heads]
         out = None if record.upper is None else record.upper[heads][kind == LEFT_OUT]
-        least = None if bounds is None else fewest_keys(int(bounds[group]), block_size, visible)
+        least = None
+        if bounds is not None:
+            least = fewest_keys(int(bounds[group]), options.block_size, visible)
         found.append(
             SetRecord(
                 layer=record.layer.index,
-                head=group if by_head else -1,
+                head=group if options.granularity == "head" else -1,
                 eps=float(record.eps[group]),
                 bound_eps=None if bound_eps is None else bound_eps[group],
                 kept=kept,

@@ -248,8 +248,7 @@ def _report(
             assert trial.violations is not None
             counts = trial.violations[:, 0].tolist()
             held_out = [HeldOut(len(trial.held_out), count) for count in counts]
-        visible, by_head = each.layer.visible(task.causal_offset), options.granularity == "head"
-        sets = set_records(each, by_head, options.block_size, visible, None, held_out)
+        sets = set_records(each, options, task.causal_offset, None, held_out)
         if found.bound_eps is not None:  # lower bounds of other budgets prove nothing of these
             sets = [replace(one, lower_bound=0) for one in sets]
         layers.append(LayerReport(each.layer.index, tuple(sets)))
