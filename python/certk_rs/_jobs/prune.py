@@ -129,7 +129,7 @@ def prune(
             an input, another job in `out`.
         OSError: The system refuses something that all inputs need.
     """
-    given = locals()
+    given = locals()  # a parameter for each option of the request, of the same name
     request = Request.of(**{each.name: given[each.name] for each in fields(Request)})
     manner = Manner(resume, existing, fail_fast, unit, read_shard(shard))
     several = [caches] if isinstance(caches, (str, os.PathLike)) else caches

@@ -54,6 +54,205 @@ UNKNOWN = {
 """Statements about outputs that a level of proof leaves open."""
 
 
+class ReportedOutput(OutputReader):
+    """An open output, read a layer at a time for a report.
+
+    Raises `CertkError` if it is none, or contradicts itself; `OSError` if it cannot be read.
+    """
+
+    def input_counts(self) -> dict[str, int]:
+        """Return the bytes of the input's tensors, and of its keys and values."""
+        counts = {"input_bytes": 0, "cache_bytes": 0}
+        for name, fact in self.certificate.inputs.items():
+            size, match = math.prod(fact.shape) * ITEMSIZE[fact.dtype], self.names.match(name)
+            counts["input_bytes"] += size
+            counts["cache_bytes"] += size * (match is not None and match[1] in ("key", "value"))
+        return counts
+
+    def read(self) -> Iterator[LayerRecord]:
+        """Read each layer in turn; memory holds the masses of one.
+
+        A layer that is not what a job writes is a `CertkError`.
+        """
+        for layer in self.layers:
+            yield self._layer(layer)
+
+    def numbers(self, record: LayerRecord) -> list[SetRecord]:
+        """Return the sets of a layer in numbers."""
+        said = self.certificate
+        bounds = None if said.bound_eps is None else said.bound_eps[record.layer.index]
+        return set_records(record, said.options, said.causal_offset, bounds)
+
+    def _layer(self, layer: Layer) -> LayerRecord:
+        sizes = np.array([end - start for start, end in pairwise(self.ends(layer))], np.int64)
+        self._need((sizes <= layer.n).all(), layer, "indices")
+        rows = layer.heads * layer.m
+        record = LayerRecord(
+            layer=layer,
+            first_head=0,
+            sizes=sizes,
+            eps=np.array(self.certificate.eps[layer.index], np.float64),
+            lower_bounds=self.optional(layer, "lower_bound"),
+            violations=None,
+            held_out=self._places(layer, "held_out", layer.m),
+            left_out=self._places(layer, "left_out", rows),
+            upper=self._masses(layer, "tail_mass_upper"),
+            lower=self._masses(layer, "tail_mass_lower"),
+            worst=self._masses(layer, "worst_tail_mass"),
+            over=None,
+            weight_rows=self._places(layer, "lower_bound_rows", rows),
+            weights=self._weights(layer),
+        )
+        self._check(record)
+        return self._counted(record)
+
+    def _check(self, record: LayerRecord) -> None:
+        layer, bounds, said = record.layer, record.lower_bounds, self.certificate
+        self._need(bounds is None or (bounds >= 0).all(), layer, "lower_bound")
+        # Bounds that refer to smaller budgets may be above what is kept.
+        if bounds is not None and said.bound_eps is None:
+            visible, size = layer.visible(said.causal_offset), said.options.block_size
+            for bound, kept in zip(bounds.tolist(), record.sizes.tolist(), strict=True):
+                self._need(fewest_keys(bound, size, visible) <= kept, layer, "lower_bound")
+        if record.upper is not None and record.lower is not None:
+            self._need((record.lower <= record.upper).all(), layer, "tail_mass_lower")
+        self._need(len(record.weights) == len(record.weight_rows), layer, "lower_bound_weights")
+
+    def _counted(self, record: LayerRecord) -> LayerRecord:
+        """Return the record with what its masses say of promised and held-out rows."""
+        queries, violations = len(record.held_out), None
+        per_head = self.optional(record.layer, "violations")
+        if per_head is not None:
+            inside = (per_head >= 0) & (per_head <= queries)
+            self._need(inside.all(), record.layer, "violations")
+        if record.upper is not None:
+            return _counted_rows(record, record.upper)
+        if record.worst is None:
+            return record
+        eps = np.repeat(record.eps, record.heads_of_set)
+        over = np.where(_above(record.worst, eps), -1, 0)
+        if per_head is not None:
+            each = per_head.reshape(len(record.sizes), -1)
+            violations = np.stack([each.max(axis=1), np.minimum(each.sum(axis=1), queries)], axis=1)
+        return replace(record, over=over, violations=violations)
+
+    def _masses(self, layer: Layer, name: str) -> NDArray[Any] | None:
+        masses = self.optional(layer, name)
+        if masses is not None:
+            self._need(((masses >= 0) & (masses <= 1)).all(), layer, name)
+        return masses
+
+    def _places(self, layer: Layer, name: str, end: int) -> NDArray[np.int64]:
+        places = self.optional(layer, name)
+        if places is None:
+            return np.empty(0, np.int64)
+        inside = (places >= 0) & (places < end)
+        self._need(inside.all() and (np.diff(places) > 0).all(), layer, name)
+        return places
+
+    def _weights(self, layer: Layer) -> NDArray[np.float32]:
+        weights = self.optional(layer, "lower_bound_weights")
+        if weights is None:
+            return np.empty(0, np.float32)
+        self._need((np.isfinite(weights) & (weights > 0)).all(), layer, "lower_bound_weights")
+        return weights
+
+    def _need(self, condition: object, layer: Layer, name: str) -> None:
+        if not condition:
+            raise self.wrong(f"layers.{layer.index}.{name} is not what a job writes")
+
+
+def _counted_rows(record: LayerRecord, upper: NDArray[Any]) -> LayerRecord:
+    """Count a set at a time, so that no more than its masses are widened at once."""
+    promised = record.kinds() == PROMISED
+    over, violations = [], []
+    for group, eps in enumerate(record.eps):
+        heads = slice(group * record.heads_of_set, (group + 1) * record.heads_of_set)
+        above = _above(upper[heads], eps)
+        over += np.count_nonzero(above & promised[heads], axis=1).tolist()
+        violations += [[np.count_nonzero(above[:, record.held_out].any(axis=0))] * 2]
+    worst = np.where(promised, upper, upper.dtype.type(0)).max(axis=1)
+    return replace(record, worst=worst, over=np.array(over), violations=np.array(violations))
+
+
+def _above(masses: NDArray[Any], eps: Any) -> NDArray[np.bool_]:
+    # As float64: NumPy would compare in float32, and round eps.
+    above: NDArray[np.bool_] = masses.astype(np.float64) > eps
+    return above
+
+
+class WorstRows:
+    """The rows with the largest upper ends, by kind, the worst first; equal ones as they came.
+
+    Of a compact proof there is one entry per query head, without a query, and none of the other
+    kinds.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+
+    def add(self, record: LayerRecord, kinds: NDArray[np.uint8], output: str) -> None:
+        """Take all rows of a layer."""
+        upper = record.upper
+        if upper is None:
+            if record.worst is None:
+                return
+            upper = record.worst[:, None]
+            kinds = np.full(upper.shape, PROMISED, np.uint8)
+        for kind, name in enumerate(KINDS):
+            (rows,) = np.nonzero(kinds.reshape(-1) == kind)
+            order = np.argsort(-upper.reshape(-1)[rows], kind="stable")[:MOST]
+            for row in rows[order].tolist():
+                head, query = divmod(row, upper.shape[1])
+                lower = None if record.lower is None else float(record.lower[head, query])
+                self.rows[name].append(
+                    {
+                        "output": output,
+                        "layer": record.layer.index,
+                        "head": head,
+                        "query": None if record.upper is None else query,
+                        "tail_mass_lower": lower,
+                        "tail_mass_upper": float(upper[head, query]),
+                        "eps": float(record.eps[head // record.heads_of_set]),
+                    }
+                )
+            self.rows[name].sort(key=lambda row: -row["tail_mass_upper"])
+            del self.rows[name][MOST:]
+
+
+class Spread:
+    """Counts of rows by their upper end over their budget; outputs with a full proof only."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((len(KINDS), len(EDGES) - 1), np.int64)
+
+    def add(self, record: LayerRecord, kinds: NDArray[np.uint8]) -> None:
+        """Count the rows of a layer."""
+        if record.upper is None:
+            return
+        for head in range(record.layer.heads):
+            eps = record.eps[head // record.heads_of_set]
+            place = np.digitize(_over(record.upper[head], eps), EDGES[1:-1], right=True)
+            for kind in range(len(KINDS)):
+                found = np.bincount(place[kinds[head] == kind], minlength=len(EDGES) - 1)
+                self._counts[kind] += found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the edges of the bins (null: no end) and the counts of each kind."""
+        edges = [None if math.isinf(edge) else edge for edge in EDGES]
+        counts = {kind: row.tolist() for kind, row in zip(KINDS, self._counts, strict=True)}
+        return {"rows": int(self._counts.sum()), "edges": edges, **counts}
+
+
+def _over(upper: NDArray[Any], eps: float) -> NDArray[np.float64]:
+    masses = upper.astype(np.float64)
+    if eps == 0:
+        return np.where(masses > 0, np.inf, 0.0)
+    over = masses / eps
+    # A quotient may be rounded to 1 from above, and what is above the budget is.
+    return np.where((masses > eps) & (over <= 1), np.nextafter(1.0, 2.0), over)
+
+
 class RowSink(Protocol):
     """A taker of every row, or every set, as it is read."""
 
@@ -69,8 +268,8 @@ class _Read:
 
     sinks: Sequence[RowSink]
     sums: dict[tuple[int, ...], Sums] = field(default_factory=lambda: defaultdict(Sums))
-    spread: Spread = field(default_factory=lambda: Spread())
-    worst: WorstRows = field(default_factory=lambda: WorstRows())
+    spread: Spread = field(default_factory=Spread)
+    worst: WorstRows = field(default_factory=WorstRows)
 
     def add(self, one: SetRecord, output: str) -> None:
         for place in ((), (one.layer,), (one.layer, one.head)):
@@ -297,202 +496,3 @@ def _totals(outputs: Sequence[dict[str, Any]], sums: Sums) -> dict[str, Any]:
         "saved": 1 - counts["output_bytes"] / before if before else None,
         "seconds": sum(seconds) if seconds and None not in seconds else None,
     }
-
-
-class ReportedOutput(OutputReader):
-    """An open output, read a layer at a time for a report.
-
-    Raises `CertkError` if it is none, or contradicts itself; `OSError` if it cannot be read.
-    """
-
-    def input_counts(self) -> dict[str, int]:
-        """Return the bytes of the input's tensors, and of its keys and values."""
-        counts = {"input_bytes": 0, "cache_bytes": 0}
-        for name, fact in self.certificate.inputs.items():
-            size, match = math.prod(fact.shape) * ITEMSIZE[fact.dtype], self.names.match(name)
-            counts["input_bytes"] += size
-            counts["cache_bytes"] += size * (match is not None and match[1] in ("key", "value"))
-        return counts
-
-    def read(self) -> Iterator[LayerRecord]:
-        """Read each layer in turn; memory holds the masses of one.
-
-        A layer that is not what a job writes is a `CertkError`.
-        """
-        for layer in self.layers:
-            yield self._layer(layer)
-
-    def numbers(self, record: LayerRecord) -> list[SetRecord]:
-        """Return the sets of a layer in numbers."""
-        said = self.certificate
-        bounds = None if said.bound_eps is None else said.bound_eps[record.layer.index]
-        return set_records(record, said.options, said.causal_offset, bounds)
-
-    def _layer(self, layer: Layer) -> LayerRecord:
-        sizes = np.array([end - start for start, end in pairwise(self.ends(layer))], np.int64)
-        self._need((sizes <= layer.n).all(), layer, "indices")
-        rows = layer.heads * layer.m
-        record = LayerRecord(
-            layer=layer,
-            first_head=0,
-            sizes=sizes,
-            eps=np.array(self.certificate.eps[layer.index], np.float64),
-            lower_bounds=self.optional(layer, "lower_bound"),
-            violations=None,
-            held_out=self._places(layer, "held_out", layer.m),
-            left_out=self._places(layer, "left_out", rows),
-            upper=self._masses(layer, "tail_mass_upper"),
-            lower=self._masses(layer, "tail_mass_lower"),
-            worst=self._masses(layer, "worst_tail_mass"),
-            over=None,
-            weight_rows=self._places(layer, "lower_bound_rows", rows),
-            weights=self._weights(layer),
-        )
-        self._check(record)
-        return self._counted(record)
-
-    def _check(self, record: LayerRecord) -> None:
-        layer, bounds, said = record.layer, record.lower_bounds, self.certificate
-        self._need(bounds is None or (bounds >= 0).all(), layer, "lower_bound")
-        # Bounds that refer to smaller budgets may be above what is kept.
-        if bounds is not None and said.bound_eps is None:
-            visible, size = layer.visible(said.causal_offset), said.options.block_size
-            for bound, kept in zip(bounds.tolist(), record.sizes.tolist(), strict=True):
-                self._need(fewest_keys(bound, size, visible) <= kept, layer, "lower_bound")
-        if record.upper is not None and record.lower is not None:
-            self._need((record.lower <= record.upper).all(), layer, "tail_mass_lower")
-        self._need(len(record.weights) == len(record.weight_rows), layer, "lower_bound_weights")
-
-    def _counted(self, record: LayerRecord) -> LayerRecord:
-        """Return the record with what its masses say of promised and held-out rows."""
-        queries, violations = len(record.held_out), None
-        per_head = self.optional(record.layer, "violations")
-        if per_head is not None:
-            inside = (per_head >= 0) & (per_head <= queries)
-            self._need(inside.all(), record.layer, "violations")
-        if record.upper is not None:
-            return _counted_rows(record, record.upper)
-        if record.worst is None:
-            return record
-        eps = np.repeat(record.eps, record.heads_of_set)
-        over = np.where(_above(record.worst, eps), -1, 0)
-        if per_head is not None:
-            each = per_head.reshape(len(record.sizes), -1)
-            violations = np.stack([each.max(axis=1), np.minimum(each.sum(axis=1), queries)], axis=1)
-        return replace(record, over=over, violations=violations)
-
-    def _masses(self, layer: Layer, name: str) -> NDArray[Any] | None:
-        masses = self.optional(layer, name)
-        if masses is not None:
-            self._need(((masses >= 0) & (masses <= 1)).all(), layer, name)
-        return masses
-
-    def _places(self, layer: Layer, name: str, end: int) -> NDArray[np.int64]:
-        places = self.optional(layer, name)
-        if places is None:
-            return np.empty(0, np.int64)
-        inside = (places >= 0) & (places < end)
-        self._need(inside.all() and (np.diff(places) > 0).all(), layer, name)
-        return places
-
-    def _weights(self, layer: Layer) -> NDArray[np.float32]:
-        weights = self.optional(layer, "lower_bound_weights")
-        if weights is None:
-            return np.empty(0, np.float32)
-        self._need((np.isfinite(weights) & (weights > 0)).all(), layer, "lower_bound_weights")
-        return weights
-
-    def _need(self, condition: object, layer: Layer, name: str) -> None:
-        if not condition:
-            raise self.wrong(f"layers.{layer.index}.{name} is not what a job writes")
-
-
-def _counted_rows(record: LayerRecord, upper: NDArray[Any]) -> LayerRecord:
-    """Count a set at a time, so that no more than its masses are widened at once."""
-    promised = record.kinds() == PROMISED
-    over, violations = [], []
-    for group, eps in enumerate(record.eps):
-        heads = slice(group * record.heads_of_set, (group + 1) * record.heads_of_set)
-        above = _above(upper[heads], eps)
-        over += np.count_nonzero(above & promised[heads], axis=1).tolist()
-        violations += [[np.count_nonzero(above[:, record.held_out].any(axis=0))] * 2]
-    worst = np.where(promised, upper, upper.dtype.type(0)).max(axis=1)
-    return replace(record, worst=worst, over=np.array(over), violations=np.array(violations))
-
-
-def _above(masses: NDArray[Any], eps: Any) -> NDArray[np.bool_]:
-    # As float64: NumPy would compare in float32, and round eps.
-    above: NDArray[np.bool_] = masses.astype(np.float64) > eps
-    return above
-
-
-class WorstRows:
-    """The rows with the largest upper ends, by kind, the worst first; equal ones as they came.
-
-    Of a compact proof there is one entry per query head, without a query, and none of the other
-    kinds.
-    """
-
-    def __init__(self) -> None:
-        self.rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-
-    def add(self, record: LayerRecord, kinds: NDArray[np.uint8], output: str) -> None:
-        """Take all rows of a layer."""
-        upper = record.upper
-        if upper is None:
-            if record.worst is None:
-                return
-            upper = record.worst[:, None]
-            kinds = np.full(upper.shape, PROMISED, np.uint8)
-        for kind, name in enumerate(KINDS):
-            (rows,) = np.nonzero(kinds.reshape(-1) == kind)
-            order = np.argsort(-upper.reshape(-1)[rows], kind="stable")[:MOST]
-            for row in rows[order].tolist():
-                head, query = divmod(row, upper.shape[1])
-                lower = None if record.lower is None else float(record.lower[head, query])
-                self.rows[name].append(
-                    {
-                        "output": output,
-                        "layer": record.layer.index,
-                        "head": head,
-                        "query": None if record.upper is None else query,
-                        "tail_mass_lower": lower,
-                        "tail_mass_upper": float(upper[head, query]),
-                        "eps": float(record.eps[head // record.heads_of_set]),
-                    }
-                )
-            self.rows[name].sort(key=lambda row: -row["tail_mass_upper"])
-            del self.rows[name][MOST:]
-
-
-class Spread:
-    """Counts of rows by their upper end over their budget; outputs with a full proof only."""
-
-    def __init__(self) -> None:
-        self._counts = np.zeros((len(KINDS), len(EDGES) - 1), np.int64)
-
-    def add(self, record: LayerRecord, kinds: NDArray[np.uint8]) -> None:
-        """Count the rows of a layer."""
-        if record.upper is None:
-            return
-        for head in range(record.layer.heads):
-            eps = record.eps[head // record.heads_of_set]
-            place = np.digitize(_over(record.upper[head], eps), EDGES[1:-1], right=True)
-            for kind in range(len(KINDS)):
-                found = np.bincount(place[kinds[head] == kind], minlength=len(EDGES) - 1)
-                self._counts[kind] += found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the edges of the bins (null: no end) and the counts of each kind."""
-        edges = [None if math.isinf(edge) else edge for edge in EDGES]
-        counts = {kind: row.tolist() for kind, row in zip(KINDS, self._counts, strict=True)}
-        return {"rows": int(self._counts.sum()), "edges": edges, **counts}
-
-
-def _over(upper: NDArray[Any], eps: float) -> NDArray[np.float64]:
-    masses = upper.astype(np.float64)
-    if eps == 0:
-        return np.where(masses > 0, np.inf, 0.0)
-    over = masses / eps
-    # A quotient may be rounded to 1 from above, and what is above the budget is.
-    return np.where((masses > eps) & (over <= 1), np.nextafter(1.0, 2.0), over)
