@@ -47,7 +47,7 @@ def demo(
     from .._jobs.prune import prune
     from .._jobs.results import file_json
     from ..audit import audit, audit_json
-    from .audit_report import show_output, show_rest, verdict
+    from .verify import show_output, show_rest, verdict
 
     cache = example() if data is None else data
     with contextlib.ExitStack() as stack:
