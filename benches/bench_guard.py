@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 import certk_rs as ck
-from certk_rs.cache_format import Cache, widen
+from certk_rs._files.cache import Cache
+from certk_rs._files.values import widen
 from certk_rs.guard import Guard
 from harness import table
 from harness.clock import in_turn

@@ -28,7 +28,7 @@ import torch
 
 import certk_rs as ck
 import certk_rs.transformers as models
-from certk_rs.cache_format import Cache
+from certk_rs._files.cache import Cache
 from harness import table
 from harness.decoders import fill, llama, sharpen
 from harness.table import Run

@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 
 import certk_rs as ck
 from certk_rs import windows
-from certk_rs.cache_format import Cache, Layer, widen
+from certk_rs._files.cache import Cache
+from certk_rs._files.layers import Layer
+from certk_rs._files.values import widen
 
 # Scores of a head that are read at one length, and at least so many queries.
 SCORES, QUERIES = 1 << 21, 16

@@ -54,7 +54,6 @@ ELSEWHERE = {
     "__init__": "certk_rs",
     "__main__": "python -m certk_rs",
     "audit": "certk_rs.verify, of which it is the engine",
-    "cache_format": "docs/files.md: the format, for what is built beside the package",
     "cli": "the page of commands",
     "errors": "certk_rs.CertkError",
     "hot_keys": "certk prune --hot",

@@ -33,9 +33,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _normal = NormalDist()
-_LN_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
-# Beyond it the continued fraction of the hazard rate converges.
-_FAR = 12.0
 
 
 def default_arithmetic(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -131,23 +128,6 @@ def quantile(p: Floats) -> Floats:
     inside = np.clip(np.ravel(p), math.ulp(0.0), 1 - 2.0**-53).tolist()
     found = np.fromiter(map(_normal.inv_cdf, inside), float, len(inside)).reshape(np.shape(p))
     return np.where(p == 0.0, -np.inf, np.where(p == 1.0, np.inf, found))
-
-
-def hazard(x: float) -> float:
-    """Return phi(x) / P(Z > x)."""
-    if x < _FAR:
-        return math.exp(-0.5 * x * x - _LN_ROOT_TWO_PI) / float(survival(np.array(x)))
-    # Laplace: P(Z > x) = phi(x) / (x + 1/(x + 2/(x + 3/...))).
-    return functools.reduce(lambda tail, i: x + i / tail, range(40, 0, -1), x)
-
-
-def log_survival(x: float) -> float:
-    """Return ln P(Z > x), also where P(Z > x) underflows."""
-    if x >= _FAR:
-        return -0.5 * x * x - _LN_ROOT_TWO_PI - math.log(hazard(x))
-    if x < 0.0:
-        return math.log1p(-float(survival(np.array(-x))))
-    return math.log(float(survival(np.array(x))))
 
 
 def keep_fraction(sigma: Floats, share: Floats) -> Floats:

@@ -1,18 +1,17 @@
 """The audit of finished outputs, which shares no code with the selector.
 
-Files are read with `cache_format`. The arithmetic is NumPy's float64, with its own error bounds.
+Files are read with `_files`. The arithmetic is NumPy's float64, with its own error bounds.
 Without the inputs, the audit tells whether an output is, byte for byte, what its certificate says.
 With them, it also tells whether the certificate is true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
-from ._audit.files import OutputJob, Progress, Result, Sample
-from ._audit.in_order import Work, Workers
+from ._audit.files import OutputJob, Progress, Sample
 from ._audit.report import (
     MOST_FINDINGS,
     WITHOUT_INPUT,
@@ -24,7 +23,9 @@ from ._audit.report import (
     recomputed,
 )
 from ._audit.sources import Source, Sources
-from .cache_format import LAYOUTS, Names
+from ._audit.workers import Workers
+from ._files.names import Names
+from ._files.transposed import LAYOUTS
 from .errors import CertkError
 
 __all__ = [
@@ -88,53 +89,22 @@ def audit(
     _check_sample(sample)
     results: list[OutputAudit] = []
     with Workers(threads) as workers:
-        opening = [Work(partial(Source, path, workers.pause), small=True) for path in inputs]
-        sources = Sources([])
         opened = []
-        for number, source in enumerate(workers.in_order(opening, workers.count)):
-            tell(f"reading {source.path.name}", number, len(inputs))
-            opened.append(source)
+        for number, path in enumerate(inputs):
+            opened.append(Source(path, workers))
+            tell(f"reading {path.name}", number, len(inputs))
         sources = Sources(opened)
-        jobs = [OutputJob(path, sources, expected, layout, sample, workers.pause) for path in paths]
-        for result in _results(jobs, workers, tell):
-            results.append(result)
+        for path in paths:
+            job = OutputJob(path, sources, expected, layout, sample, workers)
+            with closing(job.run()) as run:
+                for told in run:
+                    tell(*told)
+            results.append(job.result)
             if each is not None:
-                each(result)
-            if fail_fast and result.findings:
+                each(job.result)
+            if fail_fast and job.result.findings:
                 return Audit(tuple(results), (), tuple(paths[len(results) :]))
         return Audit(tuple(results), sources.unmatched())
-
-
-def _results(jobs: list[OutputJob], workers: Workers, tell: Progress) -> Iterator[OutputAudit]:
-    """Yield the answers in the order of the outputs; the work of the next begins meanwhile."""
-    under_way: list[tuple[OutputJob, str, int, int]] = []
-
-    def work() -> Iterator[Work[Result]]:
-        begun = workers.in_order((Work(job.begin, job.small) for job in jobs), workers.count)
-        for job in begun:
-            for label, pieces in job.work.items():
-                for number, piece in enumerate(pieces):
-                    under_way.append((job, f"{label} {job.result.path.name}", number, len(pieces)))
-                    yield Work(piece, job.small)
-            under_way.append((job, "", 0, 0))
-            yield Work(_nothing, small=True)
-
-    try:
-        for result in workers.in_order(work(), 2 * workers.count):
-            job, label, number, total = under_way.pop(0)
-            if number < total:
-                tell(label, number, total)
-                job.take(result)
-            else:
-                yield job.end()
-    finally:
-        for job in jobs:
-            job.close()
-
-
-def _nothing() -> CertkError:
-    """Mark the end of the work of an output; the result is not used."""
-    return CertkError("")
 
 
 def _check_sample(sample: Sample | None) -> None:

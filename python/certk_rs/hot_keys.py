@@ -1,11 +1,9 @@
-"""Hot keys: those that queries need most often, while the others are elsewhere until asked for.
+"""Hot keys: the keys that queries need most often stay, and a guard fetches others on demand.
 
-With a guard that knows what each query loses, and a place to fetch dropped keys from, the keys that
-stay need not serve every query. They are then best chosen so that few keys are fetched. A query
-needs the keys of its own smallest set within eps; each of them that has not stayed is fetched,
-unless others that have stayed weigh so much that it need not be. So what is fetched in the mean is
-at most the sum, over keys that have not stayed, of how often they are needed, and that sum is least
-where those stay that are needed most often, in whatever head they are.
+A query needs the keys of its own smallest set within eps. Those of them that have not stayed are
+fetched, unless the keys that stay suffice. So the mean number of fetched keys is at most the sum of
+the demands for keys that have not stayed. That sum is least if the keys in highest demand stay, in
+any head.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from numpy.typing import NDArray
 
 from .selection import select
 
-# Of so large a share of all queries at least a key counts as seen: of few not much is known.
+# A key counts as seen by at least this share of all queries: few queries tell little about it.
 _SEEN = 0.125
-# How many times smaller the budget is by which keys are told apart.
+# Ties are broken by the demand under a budget so many times smaller.
 _MORE = 8
 
 
@@ -36,20 +34,14 @@ class Demand:
     """The demand for the keys of a kv head by some queries of the heads that share it."""
 
     def __init__(self, n: int, eps: float, threads: int | None) -> None:
-        """Begin with no query.
-
-        Args:
-            n: How many keys there are.
-            eps: What a query may lose, 0 < eps < 1.
-            threads: How many threads; the result does not depend on it.
-        """
+        """Begin without queries: n keys, a budget 0 < eps < 1, and a number of threads."""
         self._budgets = (eps, eps / _MORE)
         self._threads = threads
         self._needed = np.zeros((2, n), np.int64)
         self._lengths: list[NDArray[np.int64]] = []
 
     def add(self, heads: Iterable[Rows]) -> None:
-        """Count some queries, as every head that shares the keys has them."""
+        """Count the same queries in every head that shares the keys."""
         needed: list[NDArray[np.bool_] | None] = [None, None]
         lengths = np.empty(0, np.int64)
         for rows in heads:
@@ -66,9 +58,9 @@ class Demand:
     def shares(self) -> NDArray[np.float64]:
         """Return the share of queries that need a key, of those that see it, (n,), in [0, 2].
 
-        At least an eighth of all queries count as seeing it. Keys that are needed equally often are
-        told apart by how often they would be with a smaller budget, which counts for less than one
-        query. All this is counted, so that it is the same on any machine.
+        At least an eighth of all queries count as seeing it. Ties are broken by the demand under a
+        smaller budget, which counts for less than one query. These are counts, equal on any
+        machine.
         """
         lengths = np.sort(np.concatenate(self._lengths))
         first, second = self._needed
@@ -93,15 +85,14 @@ class Edge:
 
 
 def hottest(demands: Sequence[NDArray[np.float64]], most: int) -> list[Edge]:
-    """Return the edge of each kv head, so that of all these heads together `most` keys stay.
+    """Return the edge of each kv head, so that `most` keys stay in all heads together.
 
-    Of keys that are demanded alike, where not all of them may stay, heads keep one in turn, each
-    its earliest.
+    Among keys in equal demand, heads keep one in turn, each its earliest.
 
     Args:
-        demands: One per kv head, infinite for keys that must stay: these do, also if there are
-            more than `most`.
-        most: How many keys stay; all, if there are no more.
+        demands: One array per kv head, infinite for keys that must stay, even if these are more
+            than `most`.
+        most: The number of keys that stay.
     """
     every = np.concatenate(list(demands))
     count = min(max(most, int(np.isinf(every).sum())), len(every))
@@ -114,7 +105,7 @@ def hottest(demands: Sequence[NDArray[np.float64]], most: int) -> list[Edge]:
 
 
 def _in_turn(there: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return how many each gives, one in turn, until there are `count` in all."""
+    """Return how many of its keys each head gives, one in turn, `count` in all."""
     given = np.zeros_like(there)
     while count:
         able = np.flatnonzero(there > given)[:count]

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from math import prod
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,10 @@ class Rung(IntEnum):
     """All visible keys were scored exactly: the row is too flat, or the codes too coarse for it."""
 
 
-class _Frozen(Shown):
+_KINDS: dict[str, type[IntEnum]] = {"status": Status, "rung": Rung}
+
+
+class _Frozen:
     """Arrays are made read-only, and stay so through pickle."""
 
     @classmethod
@@ -76,9 +79,9 @@ _Result = TypeVar("_Result", bound=_Frozen)
 
 
 class _OnDemand:
-    """A field that stays with `_native` until somebody asks for it; then the instance has it.
+    """A field that stays with `_native` until it is read; then the instance has it.
 
-    For one short row, making all the arrays of a result takes longer than finding what is in them.
+    For one short row, making all the arrays of a result takes longer than computing them.
     Like `functools.cached_property` this has no `__set__`, so what the instance has comes first.
     """
 
@@ -100,15 +103,44 @@ def _on_demand(cls: type[_Result]) -> type[_Result]:
     return cls
 
 
+class _OfRows(_Frozen, Shown):
+    """A result with a tail mass for each row, whose shape is the batch shape."""
+
+    _COLUMNS: ClassVar[tuple[str, ...]]
+    """The fields that `to_pandas` shows, a number per row each."""
+    tail_mass_upper: NDArray[np.float64]
+
+    def summary(self) -> str:
+        """Return a few lines on what is kept and what is proven."""
+        title, facts = self._facts()
+        return "\n".join([title, *(f"  {name:<10} {text}" for name, text in facts.items())])
+
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        """Return the first line of the summary, and the others by their names."""
+        raise NotImplementedError
+
+    def _columns(self) -> dict[str, Any]:
+        columns = {name: getattr(self, name) for name in self._COLUMNS}
+        for name in _KINDS.keys() & columns.keys():
+            names = [kind.name.lower() for kind in _KINDS[name]]
+            columns[name] = np.array(names, object)[columns[name]]
+        return per_row(self.tail_mass_upper.shape, **columns)
+
+    def _index(self, pandas: Any) -> Any:
+        return row_index(pandas, self.tail_mass_upper.shape)
+
+
 @_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
-class Selection(_Frozen):
+class Selection(_OfRows):
     """The kept keys of each row, each with a proven interval for the tail mass that was dropped.
 
     The promise, per row: for the real-number softmax of exactly the stored scores (times the given
     scale, plus the given mask), tail_mass_lower <= dropped mass <= tail_mass_upper.
     """
 
+    _COLUMNS: ClassVar[tuple[str, ...]]
+    _COLUMNS = ("k", "eps", "tail_mass_lower", "tail_mass_upper", "minimal", "status")
     shape: tuple[int | None, ...]
     """Shape of the scores, (..., n); (rows, None) for ragged rows."""
     eps: NDArray[np.float64]
@@ -197,31 +229,15 @@ class Selection(_Frozen):
         """
         return cls(**read_selection(path, searched=issubclass(cls, SearchResult)))
 
-    def summary(self) -> str:
-        """Return a few lines on how much is kept and what is proven."""
+    def _facts(self) -> tuple[str, dict[str, str]]:
         kept, total, rows = self.indices.size, self._n_scores, self.k.size
-        lines = [
-            f"Selection of {rows_of(rows)}, scores of shape {self.shape}, eps = {span(self.eps)}",
-            f"  kept       {kept} of {total} scores ({percent(kept, total)}), k {span(self.k)}",
-            f"  tail mass  {masses(self.tail_mass_lower, self.tail_mass_upper)}",
-            f"  minimal    {percent(count(self.minimal), rows)} of the rows, proven",
-            f"  status     {_statuses(self.status)}",
-        ]
-        return "\n".join(lines)
-
-    def _columns(self) -> dict[str, Any]:
-        return per_row(
-            self.k.shape,
-            k=self.k,
-            eps=self.eps,
-            tail_mass_lower=self.tail_mass_lower,
-            tail_mass_upper=self.tail_mass_upper,
-            minimal=self.minimal,
-            status=_names(self.status, Status),
-        )
-
-    def _index(self, pandas: Any) -> Any:
-        return row_index(pandas, self.k.shape)
+        title = f"Selection of {rows_of(rows)}, scores of shape {self.shape}"
+        return f"{title}, eps = {span(self.eps)}", {
+            "kept": f"{kept} of {total} scores ({percent(kept, total)}), k {span(self.k)}",
+            "tail mass": masses(self.tail_mass_lower, self.tail_mass_upper),
+            "minimal": f"{percent(count(self.minimal), rows)} of the rows, proven",
+            "status": _statuses(self.status),
+        }
 
     def __repr__(self) -> str:
         kept, total = self.indices.size, self._n_scores
@@ -244,29 +260,20 @@ class SearchResult(Selection):
     k keys kept are not proven to be the true top k; what is lost is in `tail_mass_upper`.
     """
 
+    _COLUMNS = (*Selection._COLUMNS, "scored", "rung")
     # Behind a field with a default, but there is always a value.
     scored: NDArray[np.int64] = None  # type: ignore[assignment]
     """Keys whose scores were computed exactly, (...)."""
     rung: NDArray[np.uint8] = None  # type: ignore[assignment]
     """A `Rung` per row, (...)."""
 
-    def summary(self) -> str:
-        """Return a few lines on how much is kept and scored, and what is proven."""
-        scored, total, rows = int(self.scored.sum()), self._n_scores, self.k.size
-        _, *lines = super().summary().split("\n")
-        n = self.shape[-1]
-        return "\n".join(
-            [
-                f"SearchResult of {rows_of(rows)} over {n} keys, eps = {span(self.eps)}",
-                *lines,
-                f"  scored     {scored} of {total} scores exactly ({percent(scored, total)})",
-                f"  rungs      {tally(self.rung, Rung) or 'none'}",
-            ]
-        )
-
-    def _columns(self) -> dict[str, Any]:
-        searched = per_row(self.k.shape, scored=self.scored, rung=_names(self.rung, Rung))
-        return super()._columns() | searched
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        scored, total = int(self.scored.sum()), self._n_scores
+        title = f"SearchResult of {rows_of(self.k.size)} over {self.shape[-1]} keys"
+        return f"{title}, eps = {span(self.eps)}", super()._facts()[1] | {
+            "scored": f"{scored} of {total} scores exactly ({percent(scored, total)})",
+            "rungs": tally(self.rung, Rung) or "none",
+        }
 
     def __repr__(self) -> str:
         share = percent(int(self.scored.sum()), self._n_scores)
@@ -276,12 +283,13 @@ class SearchResult(Selection):
 
 @_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
-class Certificate(_Frozen):
+class Certificate(_OfRows):
     """A proven interval for the mass that a given kept set drops from each row.
 
     The promise is that of `Selection`. An empty set of a row with visible keys has mass [1, 1].
     """
 
+    _COLUMNS = ("k", "eps", "tail_mass_lower", "tail_mass_upper", "holds", "minimal")
     shape: tuple[int | None, ...]
     """Shape of the scores, (..., n); (rows, None) for ragged rows."""
     k: NDArray[np.int64]
@@ -297,35 +305,17 @@ class Certificate(_Frozen):
     minimal: NDArray[np.bool_] | None = None
     """True where no smaller set meets eps, proven, (...); None without eps."""
 
-    def summary(self) -> str:
-        """Return a few lines on what is kept and what is proven."""
-        lines = [
-            f"Certificate for {rows_of(self.k.size)}, scores of shape {self.shape}",
-            f"  kept       {int(self.k.sum())} scores, k = {span(self.k)}",
-            f"  tail mass  {masses(self.tail_mass_lower, self.tail_mass_upper)}",
-        ]
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        facts = {
+            "kept": f"{int(self.k.sum())} scores, k = {span(self.k)}",
+            "tail mass": masses(self.tail_mass_lower, self.tail_mass_upper),
+        }
         if self.eps is not None and self.holds is not None and self.minimal is not None:
             holds = percent(count(self.holds), self.k.size)
             minimal = percent(count(self.minimal), self.k.size)
-            lines += [
-                f"  holds      {holds} of the rows, eps = {span(self.eps)}",
-                f"  minimal    {minimal} of the rows, proven",
-            ]
-        return "\n".join(lines)
-
-    def _columns(self) -> dict[str, Any]:
-        return per_row(
-            self.k.shape,
-            k=self.k,
-            eps=self.eps,
-            tail_mass_lower=self.tail_mass_lower,
-            tail_mass_upper=self.tail_mass_upper,
-            holds=self.holds,
-            minimal=self.minimal,
-        )
-
-    def _index(self, pandas: Any) -> Any:
-        return row_index(pandas, self.k.shape)
+            facts["holds"] = f"{holds} of the rows, eps = {span(self.eps)}"
+            facts["minimal"] = f"{minimal} of the rows, proven"
+        return f"Certificate for {rows_of(self.k.size)}, scores of shape {self.shape}", facts
 
     def __repr__(self) -> str:
         verdict = ""
@@ -340,12 +330,13 @@ class Certificate(_Frozen):
 
 @_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
-class KeepSet(_Frozen):
+class KeepSet(_OfRows):
     """One kept set for many rows, with a proven lower bound on its size.
 
     The promise covers the listed rows only: nothing is said about queries that were not given.
     """
 
+    _COLUMNS = ("eps", "tail_mass_lower", "tail_mass_upper")
     shape: tuple[int, ...]
     """Shape of the scores, (..., n)."""
     eps: NDArray[np.float64]
@@ -385,28 +376,19 @@ class KeepSet(_Frozen):
 
     def summary(self) -> str:
         """Return a few lines on how much is kept, what is proven, and for which queries."""
-        n = self.shape[-1]
-        lines = [
-            f"KeepSet for {rows_of(self.tail_mass_upper.size)}, scores of shape {self.shape}, "
-            f"eps = {span(self.eps)}: {self.status.name.lower().replace('_', ' ')}",
-            f"  kept       {self.k} of {n} keys ({percent(self.k, n)}); proven minimum >= "
+        return f"{super().summary()}\n  The promise covers the listed queries only."
+
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        n, status = self.shape[-1], self.status.name.lower().replace("_", " ")
+        title = f"KeepSet for {rows_of(self.tail_mass_upper.size)}, scores of shape {self.shape}"
+        return f"{title}, eps = {span(self.eps)}: {status}", {
+            "kept": f"{self.k} of {n} keys ({percent(self.k, n)}); proven minimum >= "
             f"{self.lower_bound}, gap <= {self.optimality_gap}",
-            f"  tail mass  {masses(self.tail_mass_lower, self.tail_mass_upper)}",
-            "  The promise covers the listed queries only.",
-        ]
-        return "\n".join(lines)
+            "tail mass": masses(self.tail_mass_lower, self.tail_mass_upper),
+        }
 
     def _columns(self) -> dict[str, Any]:
-        return per_row(
-            self.tail_mass_upper.shape,
-            eps=self.eps,
-            tail_mass_lower=self.tail_mass_lower,
-            tail_mass_upper=self.tail_mass_upper,
-            weight=self.weights,
-        )
-
-    def _index(self, pandas: Any) -> Any:
-        return row_index(pandas, self.tail_mass_upper.shape)
+        return super()._columns() | {"weight": self.weights.reshape(-1)}
 
     def __repr__(self) -> str:
         n = self.shape[-1]
@@ -438,7 +420,7 @@ def _flat_row(i: RowIndex, batch: tuple[int, ...]) -> int:
 
 @_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
-class AttentionResult(_Frozen):
+class AttentionResult(_OfRows):
     """Attention's output, and what is proven of each row; `...` is q.shape[:-1].
 
     The promise, per row: the real-number softmax of exactly the stored q, k and scale loses at most
@@ -446,6 +428,10 @@ class AttentionResult(_Frozen):
     real-number attention over everything that the row sees. All rounding is inside.
     """
 
+    _COLUMNS = (
+        *("k", "tail_mass_upper", "error_bound", "scored", "rung"),
+        *("log_mass_lower", "log_mass_upper"),
+    )
     out: Any
     """(..., d_v), of the dtype and kind of q: a read-only NumPy array, or a torch tensor."""
     tail_mass_upper: NDArray[np.float64]
@@ -470,35 +456,17 @@ class AttentionResult(_Frozen):
     """Its proven upper end. With both ends parts of one softmax that were computed apart are put
     together; `KeyIndex.recall` takes them as `beside`."""
 
-    def summary(self) -> str:
-        """Return a few lines on what was dropped and scored; `error_bound` only if it is known."""
-        rows = self.k.size
-        lines = [
-            f"AttentionResult of {rows_of(rows)}, batch shape {self.k.shape}",
-            f"  averaged   {span(self.k)} keys a row",
-            f"  scored     {span(self.scored)} keys a row exactly",
-            f"  tail mass  at most {worst(self.tail_mass_upper)}",
-            f"  rungs      {tally(self.rung, Rung) or 'none'}",
-        ]
-        # To find it takes a pass over the values, which nobody has asked for.
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        facts = {
+            "averaged": f"{span(self.k)} keys a row",
+            "scored": f"{span(self.scored)} keys a row exactly",
+            "tail mass": f"at most {worst(self.tail_mass_upper)}",
+        }
+        # Computing it takes a pass over the values.
         if "error_bound" in self.__dict__:
-            lines.insert(4, f"  error      at most {worst(self.error_bound)}")
-        return "\n".join(lines)
-
-    def _columns(self) -> dict[str, Any]:
-        return per_row(
-            self.k.shape,
-            k=self.k,
-            tail_mass_upper=self.tail_mass_upper,
-            error_bound=self.error_bound,
-            scored=self.scored,
-            rung=_names(self.rung, Rung),
-            log_mass_lower=self.log_mass_lower,
-            log_mass_upper=self.log_mass_upper,
-        )
-
-    def _index(self, pandas: Any) -> Any:
-        return row_index(pandas, self.k.shape)
+            facts["error"] = f"at most {worst(self.error_bound)}"
+        facts["rungs"] = tally(self.rung, Rung) or "none"
+        return f"AttentionResult of {rows_of(self.k.size)}, batch shape {self.k.shape}", facts
 
     def __repr__(self) -> str:
         if self.k.size == 0:
@@ -513,7 +481,7 @@ class AttentionResult(_Frozen):
 
 @_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
-class RecallResult(_Frozen):
+class RecallResult(_OfRows):
     """The weight of keys that are elsewhere by their codes, and those that a row must have back.
 
     The promise, per row: of the real-number softmax over the keys that are kept elsewhere and the
@@ -521,6 +489,10 @@ class RecallResult(_Frozen):
     `tail_mass_lower` and at most `tail_mass_upper`, which is within the budget.
     """
 
+    _COLUMNS = (
+        *("k", "lost_upper", "tail_mass_upper", "tail_mass_lower"),
+        *("log_mass_lower", "log_mass_upper"),
+    )
     lost_upper: NDArray[np.float64]
     """Proven upper end of the share of all visible keys of the index, (...): what a row loses that
     has none of them back."""
@@ -547,30 +519,12 @@ class RecallResult(_Frozen):
         at = int(np.ravel_multi_index(place, self.tail_mass_upper.shape)) if place else 0
         return self.indices[self.indptr[at] : self.indptr[at + 1]]
 
-    def summary(self) -> str:
-        """Return a few lines on how much is to be fetched, and what the rest weighs."""
-        rows = self.tail_mass_upper.size
-        return "\n".join(
-            [
-                f"RecallResult of {rows_of(rows)}, batch shape {self.tail_mass_upper.shape}",
-                f"  to fetch   {span(self.k)} keys a row, {len(self.indices)} in all",
-                f"  tail mass  of the others at most {worst(self.tail_mass_upper)}",
-            ]
-        )
-
-    def _columns(self) -> dict[str, Any]:
-        return per_row(
-            self.tail_mass_upper.shape,
-            k=self.k,
-            lost_upper=self.lost_upper,
-            tail_mass_upper=self.tail_mass_upper,
-            tail_mass_lower=self.tail_mass_lower,
-            log_mass_lower=self.log_mass_lower,
-            log_mass_upper=self.log_mass_upper,
-        )
-
-    def _index(self, pandas: Any) -> Any:
-        return row_index(pandas, self.tail_mass_upper.shape)
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        shape = self.tail_mass_upper.shape
+        return f"RecallResult of {rows_of(prod(shape))}, batch shape {shape}", {
+            "to fetch": f"{span(self.k)} keys a row, {len(self.indices)} in all",
+            "tail mass": f"of the others at most {worst(self.tail_mass_upper)}",
+        }
 
     def __repr__(self) -> str:
         if self.tail_mass_upper.size == 0:
@@ -579,13 +533,6 @@ class RecallResult(_Frozen):
             f"RecallResult({rows_of(self.tail_mass_upper.size)}, k {span(self.k)}, "
             f"tail mass <= {worst(self.tail_mass_upper)})"
         )
-
-
-def _names(values: NDArray[np.uint8], kinds: type[IntEnum]) -> NDArray[np.object_]:
-    """Return the names of kinds, in lower case."""
-    names = np.array([kind.name.lower() for kind in kinds], object)
-    found: NDArray[np.object_] = names[values]
-    return found
 
 
 def _statuses(status: NDArray[np.uint8]) -> str:

@@ -11,7 +11,7 @@ compute, measure and fit, and iid Gaussian scores at a fixed sigma need k propor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -161,19 +161,11 @@ class EffectiveEntries(_Frozen):
     """
     n: NDArray[np.int64]
     """Visible entries."""
-    ineffective_fraction: NDArray[np.float64] = field(init=False)
-    """1 - count/n; 0 for a row without visible entries."""
 
-    def __post_init__(self) -> None:
-        """Add what follows from the counts."""
-        fraction = np.zeros(self.n.shape)
-        np.divide(self.n - self.count, self.n, out=fraction, where=self.n > 0)
-        object.__setattr__(self, "ineffective_fraction", fraction)
-        super().__post_init__()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by what the constructor takes."""
-        return type(self), (self.eps, self.count, self.count_upper, self.n)
+    @property
+    def ineffective_fraction(self) -> NDArray[np.float64]:
+        """1 - count/n, (...); 0 for a row without visible entries."""
+        return _planning.read_only((self.n - self.count) / np.maximum(self.n, 1))
 
 
 @_planning.default_arithmetic
@@ -220,39 +212,6 @@ def effective(
         n[part.at] = part.n
         count[part.at], upper[part.at] = _planning.effective_counts(part, eps)
     return EffectiveEntries(eps, count.reshape(batch), upper.reshape(batch), n.reshape(batch))
-
-
-def effective_entries(
-    scores: ArrayLike,
-    eps: float,
-    *,
-    kind: str = "logits",
-    scale: float = 1.0,
-    mask: ArrayLike | None = None,
-    lengths: ArrayLike | None = None,
-    indptr: ArrayLike | None = None,
-    causal_offset: int | None = None,
-    threads: int | None = None,
-) -> NDArray[np.int64]:
-    """Count the entries of each row whose probability is at least eps (arXiv 2404.02690).
-
-    The `count` of `effective`, which also tells the share that is not effective. Arguments and
-    errors as there.
-
-    Returns:
-        int64 in the batch shape (...), never above 1 / eps.
-    """
-    return effective(
-        scores,
-        eps,
-        kind=kind,
-        scale=scale,
-        mask=mask,
-        lengths=lengths,
-        indptr=indptr,
-        causal_offset=causal_offset,
-        threads=threads,
-    ).count
 
 
 @_planning.default_arithmetic
@@ -445,44 +404,6 @@ def _binomial_upper(n: int, p: float, delta: float) -> int:
     return min(high - 1, n) if high <= n else n
 
 
-@_planning.default_arithmetic
-def effective_exponent(n: int, sigma: float, eps: float) -> float:
-    """Return ln k / ln n = 1 + ln Phi_c(c) / ln n of the Gaussian rule at a fixed sigma.
-
-    It tends to 1: at a fixed sigma k is proportional to n.
-
-    Args:
-        n: Keys, >= 2.
-        sigma: Standard deviation of the scores, natural-log units, finite and >= 0.
-        eps: Budget of dropped mass, 0 < eps < 1.
-
-    Raises:
-        CertkError: An argument outside its range.
-    """
-    n, c, _ = _long_row(n, sigma, eps)
-    return 1.0 + _planning.log_survival(c) / math.log(n)
-
-
-@_planning.default_arithmetic
-def log_log_slope(n: int, sigma: float, eps: float) -> float:
-    """Return d ln k / d ln n of the Gaussian rule where sigma grows as beta sqrt(2 ln n).
-
-    It is 1 - [phi(c) / Phi_c(c)] sigma / (2 ln n) with c = sigma + Phi^-1(eps): what a log-log fit
-    sees near n. Arguments and errors as in `effective_exponent`.
-    """
-    n, c, sigma = _long_row(n, sigma, eps)
-    return 1.0 - _planning.hazard(c) * sigma / (2.0 * math.log(n))
-
-
-def _long_row(n: int, sigma: float, eps: float) -> tuple[int, float, float]:
-    """Return n, the threshold of the Gaussian rule, and sigma, all judged."""
-    n = _planning.count("n", n, 2)
-    sigma, eps = _planning.number("sigma", sigma), _planning.number("eps", eps)
-    _planning.need_sigma(sigma)
-    _planning.need_eps(eps)
-    return n, sigma + float(_planning.quantile(np.array(eps))), sigma
-
-
 def _deviation(name: str, value: float) -> float:
     deviation = _planning.number(name, value)
     good = 0 <= deviation < math.inf
@@ -501,10 +422,7 @@ def _weights(name: str, value: ArrayLike) -> NDArray[np.float64]:
     array = coerce.floats(name, value)
     if array.ndim < 2:
         raise CertkError(f"{name} has shape {array.shape}; pass (..., d, d_head)")
-    bad = np.argwhere(~np.isfinite(array))
-    if len(bad):
-        place = [int(i) for i in bad[0]]
-        raise CertkError(f"{name}{place} is {array[tuple(place)]}; weights must be finite")
+    _planning.need(name, array, np.isfinite(array), "weights must be finite")
     return array
 
 

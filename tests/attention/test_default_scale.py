@@ -9,7 +9,7 @@ import pytest
 
 import certk_rs as ck
 from certk_rs import _native
-from certk_rs.cache_format import nearest_rsqrt
+from certk_rs._files.layers import nearest_rsqrt
 
 # Lengths at which 1 / sqrt(d) in float64 is not the nearest; 128 is among them.
 OFF = [d for d in range(1, 1025) if _native.nearest_rsqrt(d) != 1 / math.sqrt(d)]

@@ -8,7 +8,6 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,7 @@ from flint import arb, ctx
 from scipy import stats
 
 import certk_rs as ck
-from certk_rs import gaussian, windows
+from certk_rs import windows
 from certk_rs.windows import WindowPolicy
 
 # ------------------------------------------------------------------------------------- policies
@@ -86,9 +85,7 @@ POLICY = WindowPolicy(1.0, 0.5)
         (windows.scale_r, (math.nan, np.eye(2), np.eye(2)), "B is NaN"),
         (windows.scale_r, (1.0, np.eye(2), np.eye(3)), "w_k has shape"),
         (windows.scale_r, (1.0, np.ones(2), np.eye(2)), "w_q has shape"),
-        (windows.scale_r, (1.0, [[1.0, math.nan]], [[1.0, 2.0]]), r"w_q\[0, 1\] is nan"),
-        (windows.effective_exponent, (1, 1.0, 0.1), "n is 1"),
-        (windows.log_log_slope, (10, -1.0, 0.1), "sigma is -1"),
+        (windows.scale_r, (1.0, [[1.0, math.nan]], [[1.0, 2.0]]), r"w_q\[0, 1\] is NaN"),
         (windows.predict, (0, 1.0, 0.1, 0.1), "n is 0"),
         (windows.predict, (5, -1.0, 0.1, 0.1), "R is -1"),
         (windows.predict, (5, math.inf, 0.1, 0.1), "R is inf"),
@@ -244,9 +241,7 @@ def test_batches_masks_and_empty_rows() -> None:
     again = pickle.loads(pickle.dumps(found))
     assert again.ineffective_fraction.tolist() == found.ineffective_fraction.tolist()
     assert not again.count.flags.writeable
-    counts = windows.effective_entries(x, 0.125, lengths=lengths)
-    assert counts.tolist() == found.count.tolist()
-    assert counts.dtype == np.int64
+    assert found.count.dtype == np.int64
     mask = np.arange(8) < 5
     # The float64 nearest to 1/5 is a little more than 1/5.
     assert (windows.effective(x, 0.2, mask=mask).count[0, 1:] == 0).all()
@@ -353,27 +348,6 @@ def test_predicted_sparsity_at_the_ends() -> None:
     assert windows.predict(100, 0.0, 0.1, 0.011).effective_upper == 0
     assert windows.predict(1, 5.0, 0.1, 0.9).largest_weight == 1.0
     assert windows.predict(2**53, 1.0, 1e-9, 1e-3).effective_upper == 0
-
-
-def test_exponents() -> None:
-    assert windows.effective_exponent(65536, 4.0, 0.01) == pytest.approx(0.724, abs=5e-4)
-    assert windows.log_log_slope(65536, 4.0, 0.01) == pytest.approx(0.624, abs=5e-4)
-    # Far out, where the share itself underflows, and against differences of the rule.
-    mpmath.mp.dps = 50
-    c = mpmath.mpf(60) + mpmath.mpf(float(gaussian.threshold(0.0, 0.01)))
-    tail = mpmath.erfc(c / mpmath.sqrt(2)) / 2
-    want = float(1 + mpmath.log(tail) / mpmath.log(1000))
-    assert windows.effective_exponent(1000, 60.0, 0.01) == pytest.approx(want, rel=1e-12)
-    hazard = mpmath.exp(-c * c / 2) / mpmath.sqrt(2 * mpmath.pi) / tail
-    want = float(1 - hazard * 60 / (2 * mpmath.log(1000)))
-    assert windows.log_log_slope(1000, 60.0, 0.01) == pytest.approx(want, rel=1e-12)
-    for n, sigma in ((65536, 4.0), (1024, 2.0), (10**6, 0.5)):
-        beta = sigma / math.sqrt(2 * math.log(n))
-        ends = [math.log(n) - 1e-3, math.log(n) + 1e-3]
-        k = [x + math.log(gaussian.keep_fraction(beta * math.sqrt(2 * x), 0.01)) for x in ends]
-        assert windows.log_log_slope(n, sigma, 0.01) == pytest.approx(
-            (k[1] - k[0]) / 2e-3, rel=1e-5
-        )
 
 
 def test_equal_scores_have_weights_of_exactly_one_nth() -> None:

@@ -18,8 +18,8 @@ import certk_rs as ck
 from certk_rs._cli import terminal
 from certk_rs._cli.commands import BRIEF
 from certk_rs._cli.tree import tree
+from certk_rs._files.certificate import Options
 from certk_rs._jobs.request import Request
-from certk_rs.cache_format import Options
 from cli_fixtures import said
 from fresh_process import run_python
 from repository import EXAMPLE, ROOT

@@ -20,7 +20,8 @@ import pytest
 
 import certk_rs as ck
 from certk_rs._files import atomic
-from certk_rs._files.atomic import NewFile, write_text
+from certk_rs._files.atomic import NewFile
+from certk_rs._files.new_file import write_text
 from certk_rs._jobs.inputs import expand
 from certk_rs.errors import CertkError
 from cli_fixtures import certk, said, write_cache

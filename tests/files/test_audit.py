@@ -10,8 +10,8 @@ import pytest
 
 from certk_rs import CertkError, prune
 from certk_rs._audit import recompute
+from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs.audit import WITHOUT_INPUT, audit
-from certk_rs.cache_format import SafetensorsFile
 from cli_fixtures import Job, write_cache
 from made_outputs import Honest
 
@@ -43,6 +43,15 @@ def test_what_was_written_holds(job: Job) -> None:
     assert with_input.confirmed_rows == with_input.rows == 64
     assert with_input.confirmed_lower_bounds == with_input.lower_bounds == 4
     assert with_input.source == job.source
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_of_the_progress_is_no_finding(job: Job, threads: int) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        audit([job.output], progress=broken, threads=threads)
 
 
 def test_any_byte_of_the_output(job: Job) -> None:

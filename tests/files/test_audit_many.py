@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError, prune
+from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs.audit import audit
-from certk_rs.cache_format import TensorFile
 from cli_fixtures import Job, certk, forge, forge_input, read_output, rewrite, write_cache
 from forgeries import put, scale_masses
 from signalled import Ended, certk_signalled
@@ -53,14 +53,14 @@ def test_every_input_is_hashed_once_and_found(
     copied: Path, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[Path] = []
-    lock, real = threading.Lock(), TensorFile.sha256
+    lock, real = threading.Lock(), SafetensorsFile.sha256
 
-    def counted(file: TensorFile, name: str) -> str:
+    def counted(file: SafetensorsFile, name: str) -> str:
         with lock:
             hashed.append(Path(str(file.path)))
         return real(file, name)
 
-    monkeypatch.setattr(TensorFile, "sha256", counted)
+    monkeypatch.setattr(SafetensorsFile, "sha256", counted)
     inputs, outputs = files(copied / "in"), files(copied / "out")
     # Other names, so that names are no help.
     for place, output in enumerate(outputs):
@@ -293,14 +293,14 @@ def test_an_input_that_is_lost_ends_nothing(
 ) -> None:
     """It was opened, and cannot be read when it is to be hashed."""
     outputs, inputs = files(copied / "out")[:4], files(copied / "in")[:4]
-    real = TensorFile.sha256
+    real = SafetensorsFile.sha256
 
-    def refused(file: TensorFile, name: str) -> str:
+    def refused(file: SafetensorsFile, name: str) -> str:
         if Path(str(file.path)) == inputs[1]:
             raise OSError(5, "Input/output error", str(inputs[1]))
         return real(file, name)
 
-    monkeypatch.setattr(TensorFile, "sha256", refused)
+    monkeypatch.setattr(SafetensorsFile, "sha256", refused)
     for output in outputs:  # so that the search for an input goes through all of them
         output.rename(output.with_name(f"of-{output.name}"))
     outputs = files(copied / "out")[-4:]

@@ -13,19 +13,13 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
-from certk_rs.cache_format import (
-    KNOWN_NAMES,
-    Cache,
-    Certificate,
-    Names,
-    Options,
-    SafetensorsFile,
-    TensorFacts,
-    nearest_rsqrt,
-    output_header,
-    read_certificate,
-    widen,
-)
+from certk_rs._files.cache import Cache
+from certk_rs._files.certificate import Certificate, Options, TensorFacts, read_certificate
+from certk_rs._files.layers import nearest_rsqrt
+from certk_rs._files.names import KNOWN_NAMES, Names
+from certk_rs._files.output import output_header
+from certk_rs._files.tensor_file import SafetensorsFile
+from certk_rs._files.values import widen
 from cli_fixtures import cache_tensors, raw_file, safetensors_bytes, tensor, write_cache
 
 ENTRY = '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'

@@ -17,7 +17,8 @@ import pytest
 
 import certk_rs as ck
 from certk_rs._files.npy import read_array
-from certk_rs._files.safetensors import SafetensorsFile, canonical
+from certk_rs._files.safetensors import canonical
+from certk_rs._files.tensor_file import SafetensorsFile
 from cli_fixtures import certk, raw_file
 from mutated_files import LONG, damage, split
 

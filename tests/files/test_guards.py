@@ -11,9 +11,9 @@ import pytest
 from certk_rs import CertkError, prune
 from certk_rs._audit.guards import GuardClaims, nonsense, untruths
 from certk_rs._files.guards import code_bytes, guard_tensors, guarded_heads
+from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs._jobs.results import FileReport
 from certk_rs.audit import audit
-from certk_rs.cache_format import SafetensorsFile
 from certk_rs.guard import Guard, guard_head
 from cli_fixtures import safetensors_bytes, tensor
 from second_verifier import second_verdict

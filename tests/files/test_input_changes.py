@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from certk_rs import prune
-from certk_rs.cache_format import OutputFile
+from certk_rs._files.output import OutputFile
 from cli_fixtures import write_cache
 
 

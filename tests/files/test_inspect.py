@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
+from certk_rs._files.cache import Cache
 from certk_rs._files.location import locate
 from certk_rs._jobs.inspect import inspect
-from certk_rs.cache_format import Cache
 from cli_fixtures import (
     Job,
     cache_tensors,

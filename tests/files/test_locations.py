@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
+from certk_rs._files.cache import Cache
 from certk_rs._files.location import Location, locate, split_magic
 from certk_rs._files.new_file import new_file, write_text
 from certk_rs._files.reader import open_reader, read_bytes
 from certk_rs._jobs.inputs import expand
-from certk_rs.cache_format import Cache
 from cli_fixtures import cache_tensors, safetensors_bytes, write_cache
 
 fsspec = pytest.importorskip("fsspec")

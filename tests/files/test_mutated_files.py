@@ -12,7 +12,7 @@ import pytest
 
 import mutation_run
 from certk_rs import CertkError
-from certk_rs.cache_format import Cache
+from certk_rs._files.cache import Cache
 from cli_fixtures import Job, cache_tensors, safetensors_bytes
 from mutated_files import damage
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError, prune
+from certk_rs._files.certificate import read_certificate
+from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs._jobs.held_out import HeldOut, held_out_queries
 from certk_rs._jobs.request import Budgets, Request, read_budgets
 from certk_rs._jobs.results import FileReport
 from certk_rs.audit import audit
-from certk_rs.cache_format import SafetensorsFile, read_certificate
 from cli_fixtures import cache_tensors, read_output, safetensors_bytes, tensor, write_cache
 
 SHAPE = {"layers": 2, "kv_heads": 2, "heads": 4, "m": 12, "n": 96, "d": 8}

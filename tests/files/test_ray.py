@@ -22,13 +22,13 @@ import pytest
 
 import ray_host
 from certk_rs import CertkError, prune
+from certk_rs._files.cache import Cache
 from certk_rs._files.location import locate
 from certk_rs._jobs import steps
 from certk_rs._jobs.engine import Unit, run_unit
 from certk_rs._jobs.inputs import Input
 from certk_rs._jobs.ray import RayEngine
 from certk_rs._jobs.write import assemble
-from certk_rs.cache_format import Cache
 from cli_fixtures import cache_tensors, safetensors_bytes, tensor, write_cache
 from fresh_process import run_python
 

@@ -10,21 +10,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from certk_rs._files.certificate import Options
+from certk_rs._files.layers import Layer
 from certk_rs._files.masses import (
     lower_ends,
+    mass_dtype,
     storable_budget,
     storable_weights,
     stored_weights,
     upper_ends,
 )
-from certk_rs.cache_format import (
-    Counts,
-    Layer,
-    Options,
-    mass_dtype,
-    output_tensors,
-    proof_bytes,
-)
+from certk_rs._files.output import Counts, output_tensors, proof_bytes
 from fresh_process import run_python
 
 ROLES = ("key", "value", "query")

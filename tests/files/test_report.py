@@ -18,12 +18,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from certk_rs import CertkError, prune
+from certk_rs._files.certificate import read_certificate
 from certk_rs._files.location import locate
+from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs._jobs.export import table_files
 from certk_rs._jobs.job_page import job_page
 from certk_rs._jobs.report import EDGES, MOST, job_report
 from certk_rs._jobs.results import JobResult
-from certk_rs.cache_format import SafetensorsFile, read_certificate
 from cli_fixtures import rewrite, write_cache
 from page_reader import Page, tables_of
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
+from certk_rs._files.cache import Cache
 from certk_rs._files.location import Location, locate
 from certk_rs._files.new_file import new_file, write_text
 from certk_rs._files.reader import open_reader, read_bytes
 from certk_rs._jobs.inputs import expand
-from certk_rs.cache_format import Cache
 from cli_fixtures import cache_tensors, certk, safetensors_bytes
 from repository import ROOT
 from s3_server import Server, environment, only_loopback, s3_server
@@ -269,7 +269,7 @@ def test_children_of_a_process_read_too(server: Server, stored: bytes, tmp_path:
 import multiprocessing, pickle, sys
 from concurrent.futures import ThreadPoolExecutor
 from certk_rs._files.location import locate
-from certk_rs.cache_format import Cache
+from certk_rs._files.cache import Cache
 
 def first(place):
     with Cache(place) as cache:

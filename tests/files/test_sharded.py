@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError, prune, verify
+from certk_rs._files.cache import Cache
 from certk_rs._files.sharded import MAX_INDEX, open_tensors, parts_of
 from certk_rs.audit import audit
-from certk_rs.cache_format import Cache
 from cli_fixtures import as_float64, cache_tensors, safetensors_bytes, tensor
 
 PARTS = ["x-00001-of-00003.safetensors", "x-00002-of-00003.safetensors", "z.safetensors"]

@@ -18,8 +18,8 @@ import pytest
 
 import certk_rs as ck
 from certk_rs import bounds, gaussian, montecarlo, output, prune, windows
+from certk_rs._files.values import widen
 from certk_rs.audit import audit
-from certk_rs.cache_format import widen
 from cli_fixtures import read_output, safetensors_bytes, tensor
 
 torch = pytest.importorskip("torch")
@@ -165,8 +165,6 @@ def numbers() -> Any:
         windows.WindowPolicy(1e-310, 0.5).size([5, 10]),
         windows.fit([2.0, 4.0, 8.0], [1e-310, 2e-310, 3e-310]),
         windows.scale_r(1e-310, [[1e-310, 1.0]], [[1.0, 1e-310]]),
-        windows.effective_exponent(10, 1e-310, 0.3),
-        windows.log_log_slope(10, 38.0, 0.5),
         montecarlo.clt_interval(tiny, 0.1),
         montecarlo.Confidence(0.1).feed(tiny).interval(),
         [chosen.indices, chosen.tail_mass_upper, chosen.kl_upper, chosen.summary()],

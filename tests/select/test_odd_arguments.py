@@ -98,8 +98,6 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (windows.participation, {"scores": ROWS, **ROW_OPTIONS}),
     (windows.scale_r, {"B": 1.0, "w_q": np.eye(4), "w_k": np.eye(4)}),
     (windows.predict, {"n": 10, "R": 1.0, "delta": 0.1, "eps": 0.1}),
-    (windows.effective_exponent, {"n": 10, "sigma": 1.0, "eps": 0.1}),
-    (windows.log_log_slope, {"n": 10, "sigma": 1.0, "eps": 0.1}),
     (montecarlo.tail_mass, {"scores": ROWS, "keep": KEEP, "delta": 0.1, "draws": 16, "seed": 1,
                             "method": "betting", "upper_bounds": None, "score": None, "eps": None,
                             "family": "row", **ROW_OPTIONS}),

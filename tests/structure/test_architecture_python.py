@@ -31,13 +31,13 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "cli": {"", "_cli", "errors"},
     "_cli": {
         *{"", "_display", "_files", "_jobs", "transformers", "audit"},
-        *{"cache_format", "results", "errors", *SUBJECTS},
+        *{"results", "errors", *SUBJECTS},
     },
     # Pruning scores keys where they are, as jobs do.
-    "transformers": {"", "cache_format", "_files", *COMMON, *SUBJECTS},
+    "transformers": {"", "_files", *COMMON, *SUBJECTS},
     "kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "guard", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
-    "_jobs": {"", "audit", "cache_format", "_display", "_files", *COMMON, *SUBJECTS},
+    "_jobs": {"", "audit", "_display", "_files", *COMMON, *SUBJECTS},
     **dict.fromkeys(SUBJECTS, COMMON),
     "bounds": COMMON | {"output"},
     # An index is estimated from, and saved.
@@ -61,9 +61,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     # A selection is shown, and saved.
     "results": {"_native", "_display", "_files", "_ragged", "errors"},
     # The auditor must not share code with the selector.
-    "audit": {"_audit", "cache_format", "errors"},
-    "_audit": {"cache_format", "errors"},
-    "cache_format": {"_files", "errors"},
+    "audit": {"_audit", "_files", "errors"},
+    "_audit": {"_files", "errors"},
     "_files": {"errors"},
     # Everything stands on these, so they stand on nothing.
     "errors": set(),
@@ -197,7 +196,7 @@ def test_the_auditor_reaches_nothing_that_selects() -> None:
     while more := set().union(*(graph[file] for file in reached if file in graph)) - reached:
         reached |= more
     rooms = {file.split(".")[1] for file in reached}
-    assert rooms == {"audit", "_audit", "cache_format", "_files", "errors"}
+    assert rooms == {"audit", "_audit", "_files", "errors"}
 
 
 def test_rooms_that_need_optional_packages_are_imported_lazily() -> None:
@@ -217,7 +216,7 @@ def test_the_python_reader_sees_what_it_should() -> None:
     assert file_of("certk_rs._jobs.prune.make_plan") == "certk_rs._jobs.prune"
     assert file_of("certk_rs.__version__") == "certk_rs"
     assert file_graph()["certk_rs.audit"] >= {"certk_rs._audit.files", "certk_rs.errors"}
-    assert wrong("audit", "import numpy as np\nfrom .cache_format import x\nimport json") == set()
+    assert wrong("audit", "import numpy as np\nfrom ._files.layers import x\nimport json") == set()
     assert wrong("audit", "from . import _native") == {"audit -> _native"}
     assert wrong("audit", "def f():\n    from certk_rs.selection import select") == {
         "audit -> selection"

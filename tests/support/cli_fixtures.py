@@ -18,13 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from certk_rs import prune
+from certk_rs._files.certificate import TensorFacts, read_certificate
+from certk_rs._files.output import output_header
+from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs.audit import OutputAudit, audit
-from certk_rs.cache_format import (
-    SafetensorsFile,
-    TensorFacts,
-    output_header,
-    read_certificate,
-)
 from certk_rs.cli import main
 from second_verifier import second_verdict
 

@@ -49,6 +49,10 @@ def _bytes(value: Any) -> bytes:
     return repr(value).encode()
 
 
+def effective_entries(scores: Any, **rows: Any) -> Any:
+    return ck.windows.effective(scores, 0.01, **rows).count
+
+
 def line(name: str, call: Callable[..., Any], *args: Any, **options: Any) -> Line:
     """A name, and what came of the call."""
     try:
@@ -156,7 +160,7 @@ def of_rows(rng: np.random.Generator) -> Iterator[Line]:
                     keep,
                     **drawn,
                 )
-            yield line(f"effective {at}", ck.windows.effective_entries, base, 0.01, **rows)
+            yield line(f"effective {at}", effective_entries, base, **rows)
             yield line(f"participation {at}", ck.windows.participation, base, **rows)
         probs = np.exp(base - base.max(axis=1, keepdims=True, initial=-1e300))
         yield line(f"probs {name}", ck.select, probs, 0.02, kind="probs")

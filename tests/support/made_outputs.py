@@ -17,20 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from certk_rs._files.certificate import Certificate, Options, TensorFacts
+from certk_rs._files.layers import Layer
 from certk_rs._files.location import locate
-from certk_rs._files.masses import lower_ends, upper_ends
-from certk_rs.cache_format import (
-    Certificate,
-    Counts,
-    Form,
-    Layer,
-    Options,
-    OutputFile,
-    SafetensorsFile,
-    TensorFacts,
-    mass_dtype,
-    output_tensors,
-)
+from certk_rs._files.masses import lower_ends, mass_dtype, upper_ends
+from certk_rs._files.output import Counts, OutputFile, output_tensors
+from certk_rs._files.safetensors import Form
+from certk_rs._files.tensor_file import SafetensorsFile
 from cli_fixtures import Arrays, Job, as_float64, safetensors_bytes, tensor
 
 ROLES = ("key", "value", "query")

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from certk_rs import CertkError, prune
+from certk_rs._files.cache import Cache
 from certk_rs._files.location import locate
 from certk_rs._jobs.inspect import inspect_all
 from certk_rs.audit import audit
-from certk_rs.cache_format import Cache
 from certk_rs.cli import main
 from mutated_files import bombs, damage, join, split
 

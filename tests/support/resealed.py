@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from certk_rs.cache_format import Options
+from certk_rs._files.certificate import Options
 from cli_fixtures import Arrays, Body, Job, forge, forge_input, opened
 from made_outputs import Made
 

@@ -20,7 +20,8 @@ import torch
 import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import transformers as ct
-from certk_rs.cache_format import SafetensorsFile, read_certificate
+from certk_rs._files.certificate import read_certificate
+from certk_rs._files.tensor_file import SafetensorsFile
 from model_caches import last_queries, logits_of, prefilled
 
 N, MORE, EPS = 96, 12, 0.02

@@ -18,7 +18,7 @@ import torch
 import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import transformers as ct
-from certk_rs.cache_format import SafetensorsFile
+from certk_rs._files.tensor_file import SafetensorsFile
 from fresh_process import run_forked
 from model_caches import logits_of, run
 

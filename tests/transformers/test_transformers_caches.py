@@ -20,7 +20,7 @@ import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import prune
 from certk_rs import transformers as ct
-from certk_rs.cache_format import Cache as CacheFile
+from certk_rs._files.cache import Cache as CacheFile
 from certk_rs.cli import main
 from cli_fixtures import forge, opened, said, write_cache
 from model_caches import (

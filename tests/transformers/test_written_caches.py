@@ -15,7 +15,7 @@ import torch
 import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import transformers as ct
-from certk_rs.cache_format import SafetensorsFile
+from certk_rs._files.tensor_file import SafetensorsFile
 
 N = 3000
 mapped = pytest.mark.skipif(os.name == "nt", reason="files are mapped as POSIX does")

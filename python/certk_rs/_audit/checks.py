@@ -14,8 +14,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Certificate, Layer
-from .claims import Claims, Floats, Integers, Note
+from .._files.certificate import Certificate
+from .._files.layers import Layer
+from .claims import Claims, Floats, Integers, Note, among
 from .guards import nonsense
 
 Found = Iterator[tuple[str, str]]
@@ -77,8 +78,8 @@ def inside(positions: Integers, forced: range) -> NDArray[np.bool_]:
 
 def promised(claims: Claims, heads: slice) -> NDArray[np.bool_]:
     """Return which rows of some heads have a promise; only for files with a mass for each row."""
-    every = range(heads.start, heads.stop)
-    return np.array([claims.is_promised(head, slice(0, claims.layer.m)) for head in every])
+    every = np.arange(heads.start, heads.stop)[:, None]
+    return claims.is_promised(every, np.arange(claims.layer.m))
 
 
 # -------------------------------------------------------------------------------------- whole files
@@ -228,7 +229,7 @@ def _held_out(claims: Claims, certificate: Certificate) -> Found:
     if not _ascending(left, rows):
         yield "left_out", f"not ascending rows from 0 to {rows - 1}"
         return
-    both = left[_among(left % m, claims.held_out)]
+    both = left[among(left % m, claims.held_out)]
     if len(both):
         yield "left_out", f"row {both[0]} is of a query that is held out"
 
@@ -289,7 +290,7 @@ def _weights(claims: Claims, _: Certificate) -> Found:
     if not _ascending(rows, claims.layer.heads * m):
         yield "lower_bound_rows", f"not ascending rows from 0 to {claims.layer.heads * m - 1}"
         return
-    for place in np.flatnonzero(_among(rows % m, claims.held_out) | _among(rows, claims.left_out)):
+    for place in np.flatnonzero(among(rows % m, claims.held_out) | among(rows, claims.left_out)):
         yield f"lower_bound_rows[{place}]", f"nothing is promised for row {rows[place]}"
     # As bits: a subnormal weight is positive also where the processor takes it for 0.
     for place in np.flatnonzero(~((weights.view(np.int64) > 0) & np.isfinite(weights))):
@@ -373,14 +374,6 @@ def _ascending(numbers: Integers, end: int) -> bool:
     return not len(numbers) or (
         int(numbers[0]) >= 0 and int(numbers[-1]) < end and bool((numbers[1:] > numbers[:-1]).all())
     )
-
-
-def _among(numbers: Integers, ascending: Integers) -> NDArray[np.bool_]:
-    """Return which of the numbers are in an ascending list."""
-    if not len(ascending):
-        return np.zeros(len(numbers), bool)
-    place = np.minimum(np.searchsorted(ascending, numbers), len(ascending) - 1)
-    return np.asarray(ascending[place] == numbers)
 
 
 # The checks of a layer; a stage is reached only if nothing was found before it.

@@ -13,16 +13,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import (
-    Certificate,
-    Form,
-    Layer,
-    SafetensorsFile,
-    counts_in,
-    output_tensors,
-    rises,
-    widen,
-)
+from .._files.certificate import Certificate
+from .._files.layers import Layer
+from .._files.output import counts_in, output_tensors, rises
+from .._files.safetensors import Form
+from .._files.tensor_file import SafetensorsFile
+from .._files.values import widen
 from .guards import GuardClaims, code_bytes
 
 Note = Callable[[str, str], None]
@@ -123,26 +119,26 @@ class Claims:
         """Return the budget of every query head as a column, (heads, 1)."""
         return np.repeat(self.eps, self.layer.heads // len(self.eps))[:, None]
 
-    def is_promised(self, head: int, part: slice) -> NDArray[np.bool_]:
-        """Return which of some queries of a head have a promise."""
-        first, end = head * self.layer.m + part.start, head * self.layer.m + part.stop
-        promised = np.ones(part.stop - part.start, bool)
-        promised[_between(self.held_out, part.start, part.stop)] = False
-        promised[_between(self.left_out, first, end)] = False
-        return promised
+    def is_promised(self, heads: Integers, queries: Integers) -> NDArray[np.bool_]:
+        """Return which rows have a promise; heads and queries broadcast."""
+        rows = heads * self.layer.m + queries
+        return ~(among(queries, self.held_out) | among(rows, self.left_out))
 
-    def weights_of(self, head: int, part: slice) -> Floats:
-        """Return the weights of some queries of a head in the lower bounds."""
-        first = head * self.layer.m + part.start
-        low, high = np.searchsorted(self.rows, (first, first + part.stop - part.start))
-        weights = np.zeros(part.stop - part.start)
-        weights[self.rows[low:high] - first] = self.weights[low:high]
-        return weights
+    def weights_of(self, heads: Integers, queries: Integers) -> Floats:
+        """Return the weights of rows in the lower bounds."""
+        weights = np.append(self.weights, 0.0)
+        rows = heads * self.layer.m + queries
+        place = np.where(among(rows, self.rows), np.searchsorted(self.rows, rows), -1)
+        found: Floats = weights[place]
+        return found
 
 
-def _between(ascending: Integers, first: int, end: int) -> Integers:
-    low, high = np.searchsorted(ascending, (first, end))
-    return ascending[low:high] - first
+def among(numbers: Integers, ascending: Integers) -> NDArray[np.bool_]:
+    """Return which of the numbers are in an ascending list."""
+    if not len(ascending):
+        return np.zeros(numbers.shape, bool)
+    place = np.minimum(np.searchsorted(ascending, numbers), len(ascending) - 1)
+    return np.asarray(ascending[place] == numbers)
 
 
 def shown(form: Form) -> str:

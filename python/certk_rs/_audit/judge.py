@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Certificate
+from .._files.certificate import Certificate
 from .checks import is_at_the_cap
 from .claims import Claims, Floats, Integers
 from .recompute import Proof, Rows
@@ -23,23 +23,21 @@ class Verdict:
 
     Attributes:
         notes: Findings.
-        rows: Rows that were recomputed because the output states something of them.
-        confirmed: Rows of which that is true.
+        confirmed: Recomputed rows of which the output states the truth.
         over: Promised rows that are not proven to be within their budgets.
         worst: The largest recomputed upper end of a promised row.
         proof: The share of these rows in the proof of the group's lower bound; None without a
             bound, or in a sample.
-        layer: The number of the layer.
+        claims: The statements about the layer.
         proved: Whether the bound of a set of this head alone is proved.
     """
 
+    claims: Claims
     notes: Notes = field(default_factory=Notes)
-    rows: int = 0
     confirmed: int = 0
     over: int = 0
     worst: float = 0.0
     proof: Proof | None = None
-    layer: int = -1
     proved: bool = False
 
 
@@ -56,42 +54,26 @@ class Judge:
         self._bound_eps = None if claims.bound_eps is None else claims.bound_eps[group]
         kept = len(claims.indices[group])
         self._excused = is_at_the_cap(kept, certificate, claims.visible)
-        self._violations: dict[int, list[int]] = {}
+        size = claims.layer.heads // claims.layer.kv_heads
+        self._heads = range(kv_head * size, (kv_head + 1) * size)
+        self._violations = np.zeros((2, claims.layer.heads), np.int64)
 
     def take(self, which: Integers, rows: Rows, seen: Integers) -> None:
         """Judge recomputed rows, given by head and query (b, 2), and the keys that each sees."""
         claims, verdict = self._claims, self._verdict
-        promised = self._promised(which)
+        promised = claims.is_promised(*which.T)
         within = rows.lose_at_most(np.full(len(which), self._eps))
         verdict.over += int((promised & ~within).sum())
         # A row of which arithmetic proves nothing (NaN) may lose everything.
         highest = np.where(np.isnan(rows.tail_high), 1.0, rows.tail_high)
         verdict.worst = max(verdict.worst, float(highest[promised].max(initial=0.0)))
-        if claims.upper is not None and claims.lower is not None:
-            self._compare(which, rows, claims.lower[tuple(which.T)], claims.upper[tuple(which.T)])
-        else:
-            self._compare_worst(which, rows, promised, within)
+        self._compare(which, rows, promised, within)
         if claims.violations is not None:
             self._count_violations(which, rows)
         if verdict.proof is not None:
-            weights = self._weights(which)
+            weights = claims.weights_of(*which.T) / claims.heaviest
             limits = np.where(promised, self._limits(which), 1.0)
             verdict.proof.add(rows, weights, limits, seen)
-
-    def _promised(self, which: Integers) -> NDArray[np.bool_]:
-        parts = [
-            self._claims.is_promised(head, slice(queries[0], queries[-1] + 1))[queries - queries[0]]
-            for head, queries in _by_head(which)
-        ]
-        return np.concatenate(parts)
-
-    def _weights(self, which: Integers) -> Floats:
-        parts = [
-            self._claims.weights_of(head, slice(queries[0], queries[-1] + 1))[queries - queries[0]]
-            for head, queries in _by_head(which)
-        ]
-        weights: Floats = np.concatenate(parts) / self._claims.heaviest
-        return weights
 
     def _limits(self, which: Integers) -> Floats:
         """Return the loss that the lower bounds allow each row.
@@ -109,67 +91,54 @@ class Judge:
         limits: Floats = np.maximum(self._eps, said)
         return limits
 
-    def _compare(self, which: Integers, rows: Rows, lower: Floats, upper: Floats) -> None:
-        """Compare recorded masses with recomputed ones."""
-        confirmed = rows.lose_at_most(upper) & rows.lose_at_least(lower)
-        refuted = rows.refute(lower, upper)
-        self._verdict.rows += len(which)
-        self._verdict.confirmed += int(confirmed.sum())
-        for row in np.flatnonzero(~confirmed):
-            said = f"[{float(lower[row])!r}, {float(upper[row])!r}]"
-            self._complain("tail_mass_upper", which[row], rows, int(row), said, bool(refuted[row]))
-
-    def _compare_worst(
+    def _compare(
         self,
         which: Integers,
         rows: Rows,
         promised: NDArray[np.bool_],
         within: NDArray[np.bool_],
     ) -> None:
-        """Compare the promised rows with the recorded worst masses, or with their budgets."""
-        claims, name = self._claims, "indices"
-        bound = np.full(len(which), self._eps)
-        confirmed = within
-        if claims.worst is not None:
-            name, bound = "worst_tail_mass", claims.worst[which[:, 0]]
-            confirmed = rows.lose_at_most(bound)
-        elif self._excused:
-            confirmed = np.ones_like(within)
-        refuted = rows.refute(np.zeros(len(which)), bound)
-        self._verdict.rows += int(promised.sum())
-        self._verdict.confirmed += int((promised & confirmed).sum())
-        for row in np.flatnonzero(promised & ~confirmed):
-            said = f"[0.0, {float(bound[row])!r}]"
-            self._complain(name, which[row], rows, int(row), said, bool(refuted[row]))
+        """Compare recorded masses with recomputed ones; without a record, rows with their budgets.
 
-    def _complain(
-        self, name: str, place: Integers, rows: Rows, row: int, said: str, refuted: bool
-    ) -> None:
-        head, query = (int(each) for each in place)
-        mine = f"[{float(rows.tail_low[row])!r}, {float(rows.tail_high[row])!r}]"
-        verdict = f"refuted: it is in {mine}" if refuted else f"not confirmed, only {mine} is"
-        at = {"tail_mass_upper": f"[{head}, {query}]", "worst_tail_mass": f"[{head}]"}.get(name, "")
-        self._verdict.notes.add(
-            f"{self._claims.stem}{name}{at}",
-            f"layer {self._claims.layer.index}, head {head}, query {query}: "
-            f"tail mass in {said} is {verdict}",
-        )
+        A level of proof that records less than every row speaks of the promised rows only.
+        """
+        claims, every = self._claims, np.ones(len(which), bool)
+        lower, upper = np.zeros(len(which)), np.full(len(which), self._eps)
+        name, judged, confirmed = "indices", promised, every if self._excused else within
+        if claims.upper is not None and claims.lower is not None:
+            lower, upper = claims.lower[tuple(which.T)], claims.upper[tuple(which.T)]
+            name, judged = "tail_mass_upper", every
+            confirmed = rows.lose_at_most(upper) & rows.lose_at_least(lower)
+        elif claims.worst is not None:
+            name, upper = "worst_tail_mass", claims.worst[which[:, 0]]
+            confirmed = rows.lose_at_most(upper)
+        refuted = rows.refute(lower, upper)
+        self._verdict.confirmed += int((judged & confirmed).sum())
+        for row in np.flatnonzero(judged & ~confirmed):
+            head, query = which[row].tolist()
+            mine = f"[{float(rows.tail_low[row])!r}, {float(rows.tail_high[row])!r}]"
+            said = f"[{float(lower[row])!r}, {float(upper[row])!r}]"
+            how = f"refuted: it is in {mine}" if refuted[row] else f"not confirmed, only {mine} is"
+            at = {"tail_mass_upper": f"[{head}, {query}]", "worst_tail_mass": f"[{head}]"}
+            self._verdict.notes.add(
+                f"{claims.stem}{name}{at.get(name, '')}",
+                f"layer {claims.layer.index}, head {head}, query {query}: "
+                f"tail mass in {said} is {how}",
+            )
 
     def _count_violations(self, which: Integers, rows: Rows) -> None:
         held = np.isin(which[:, 1], self._claims.held_out)
         budgets = np.full(len(which), self._eps)
         above = held & rows.refute(np.zeros(len(which)), budgets)
         perhaps = held & ~rows.lose_at_most(budgets * _LENIENT)
-        for head, _ in _by_head(which):
-            here = which[:, 0] == head
-            counts = self._violations.setdefault(head, [0, 0])
-            counts[0] += int(above[here].sum())
-            counts[1] += int(perhaps[here].sum())
+        for counts, some in zip(self._violations, (above, perhaps), strict=True):
+            counts += np.bincount(which[some, 0], minlength=len(counts))
 
     def compare_violations(self) -> None:
         """Compare the recorded counts of violations with those of all rows."""
         said = self._claims.violations
-        for head, (least, most) in self._violations.items():
+        for head in self._heads:
+            least, most = self._violations[:, head]
             if said is not None and not least <= said[head] <= most:
                 self._verdict.notes.add(
                     f"{self._claims.stem}violations[{head}]",
@@ -178,7 +147,11 @@ class Judge:
                 )
 
 
-def _by_head(which: Integers) -> list[tuple[int, Integers]]:
-    """Return every head among (head, query) with its queries, both ascending."""
-    cuts = np.flatnonzero(np.diff(which[:, 0])) + 1
-    return [(int(part[0, 0]), part[:, 1]) for part in np.split(which, cuts) if len(part)]
+def is_proven(proof: Proof, claims: Claims, group: int, name: str, notes: Notes) -> bool:
+    """Return True if the lower bound of a group is proven; else note that it is not."""
+    bound = int(claims.lower_bound[group])
+    if proof.holds_for(bound):
+        return True
+    what = f"{name}: {bound} is not proven by the recorded weights"
+    notes.add(f"{claims.stem}lower_bound[{group}]", what)
+    return False

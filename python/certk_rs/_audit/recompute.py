@@ -105,7 +105,7 @@ class Keys:
 
 
 def recompute(q: Floats, kept: Keys, dropped: Keys, scale: float, seen: NDArray[np.int64]) -> Rows:
-    """Tail masses of the rows scale * q.k, q (b, d), when only the `kept` keys are left.
+    """Return tail masses of the rows scale * q.k, q (b, d), when only the `kept` keys are left.
 
     Row j sees the keys at positions below seen[j]; a row that sees none loses nothing.
     """
@@ -131,7 +131,7 @@ def recompute(q: Floats, kept: Keys, dropped: Keys, scale: float, seen: NDArray[
 
 
 def _ends(low: Floats, high: Floats) -> tuple[Floats, Floats]:
-    """Masses from the ends of ln(odds), rounded outward; exact where one side holds nothing."""
+    """Return masses from the ends of ln(odds), rounded outward; exact if one side is empty."""
     lower = _mass(low) * (1 - 2.0**-48)
     upper = np.minimum(np.maximum(_mass(high) * (1 + 2.0**-48), _TINY), 1.0)
     lower = np.where(np.isposinf(low), 1.0, np.where(lower < _TINY, 0.0, lower))
@@ -141,7 +141,7 @@ def _ends(low: Floats, high: Floats) -> tuple[Floats, Floats]:
 def _exp_sum(
     q: Floats, keys: Keys, scale: float, seen: NDArray[np.int64]
 ) -> tuple[Floats, Floats, Floats]:
-    """Shift (b,), sum of exp(score - shift) (b,), and the terms (b, j); 0 where nothing is seen."""
+    """Return shift (b,), sum of exp(score - shift) (b,) and terms (b, j); 0 if none is seen."""
     scores = _products(q, keys.vectors)
     scores *= scale
     if keys.last >= seen.min():
@@ -155,7 +155,7 @@ def _exp_sum(
 
 
 def _products(q: Floats, vectors: Floats) -> Floats:
-    """All q.k (b, j), by products of matrices so small that no BLAS hands them to its threads.
+    """Return all q.k (b, j), by products of matrices too small for the threads of a BLAS.
 
     Ours are enough, and those of a BLAS wait for each other where there are more than processors:
     on two busy ones that took three times as long.
@@ -177,7 +177,7 @@ def _products(q: Floats, vectors: Floats) -> Floats:
 
 
 def _mass(odds: Floats) -> Floats:
-    """e^x / (1 + e^x), without overflow."""
+    """Return e^x / (1 + e^x), without overflow."""
     small: Floats = np.exp(-np.abs(odds))
     mass: Floats = np.where(odds < 0, small, 1.0)
     mass /= 1.0 + small
@@ -185,7 +185,7 @@ def _mass(odds: Floats) -> Floats:
 
 
 def _norms(vectors: Floats) -> Floats:
-    """Euclidean norms of the rows, rounded up (d <= 2^20 squares, none of which underflows)."""
+    """Return norms of the rows, rounded up (d <= 2^20 squares, none of which underflows)."""
     norms: Floats = np.sqrt(np.sum(np.square(vectors), axis=1)) * (1 + 2.0**-30)
     return norms
 

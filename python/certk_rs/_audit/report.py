@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..cache_format import Budgets, Options
+from .._files.certificate import Options
+from .._files.masses import Budgets
 
 # Further findings are only counted, so that an output of nonsense does not fill the memory.
 MOST_FINDINGS = 10_000

@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 
-from ..cache_format import INDEX_SUFFIX, Form, TensorFacts, open_tensors
+from .._files.certificate import TensorFacts, forms_of
+from .._files.sharded import INDEX_SUFFIX, open_tensors
 from ..errors import CertkError
+from .workers import SMALL, Workers
 
 Facts = Mapping[str, TensorFacts]
 Headers = tuple[str, ...]
-_Key = tuple[tuple[str, TensorFacts], ...]
+_Key = frozenset[tuple[str, TensorFacts]]
 
 
 class Source:
     """An input, a file or an index of shards; tensors are hashed on first use."""
 
-    def __init__(self, path: Path, pause: Callable[[], None]) -> None:
+    def __init__(self, path: Path, workers: Workers) -> None:
         self.path = path
-        self._pause = pause
+        self._workers = workers
         with open_tensors(path) as file:
             self.headers = tuple(file.header_sha256s())
             self.identity = file.identity
             self.forms = file.header.forms
-        self._turn = threading.Lock()
-        self._tensors: dict[str, TensorFacts] | None = None
 
     @property
     def name(self) -> str:
         """The file name of its output."""
         return self.path.name.removesuffix(INDEX_SUFFIX)
 
+    @cached_property
     def tensors(self) -> Facts:
-        """Return every tensor with its hash."""
-        with self._turn:
-            if self._tensors is None:
-                with open_tensors(self.path) as file:
-                    file.check_unchanged(self.identity)
-                    found = {}
-                    for name, (dtype, shape) in self.forms.items():
-                        self._pause()
-                        found[name] = TensorFacts(dtype, shape, file.sha256(name))
-                    file.check_unchanged(self.identity)
-                self._tensors = found
-            return self._tensors
+        """Every tensor with its hash."""
+        with open_tensors(self.path) as file:
+            file.check_unchanged(self.identity)
+            work = [partial(file.sha256, name) for name in self.forms]
+            hashes = list(self._workers.run(work, small=file.size < SMALL))
+            file.check_unchanged(self.identity)
+        forms = zip(self.forms.items(), hashes, strict=True)
+        return {name: TensorFacts(*form, digest) for (name, form), digest in forms}
 
 
 class Sources:
@@ -53,7 +50,6 @@ class Sources:
 
     def __init__(self, sources: list[Source]) -> None:
         self._all = sources
-        self._turn = threading.Lock()
         self._places = {source: place for place, source in enumerate(sources)}
         self._by_headers: dict[Headers, list[Source]] = defaultdict(list)
         self._by_name: dict[tuple[Headers, str], list[Source]] = defaultdict(list)
@@ -73,7 +69,7 @@ class Sources:
 
     def find(self, facts: Facts, headers: Headers, name: str) -> Source | None:
         """Find the input with these tensors; prefer these headers, then this name."""
-        key, forms = _key(facts), _forms(facts)
+        key, forms = frozenset(facts.items()), forms_of(facts)
         likely = (self._by_name.get((headers, name), []), self._by_headers.get(headers, []))
         found = None
         for some in likely:
@@ -83,11 +79,10 @@ class Sources:
                 break
         if found is None and not self._by_tensors.get(key):
             self._hash_until(key, (each for each in self._all if each.forms == forms))
-        with self._turn:
-            alike = self._by_tensors.get(key, [])
-            if alike:
-                self._matched.add(key)
-            return found or (alike[0] if alike else None)
+        alike = self._by_tensors.get(key, [])
+        if alike:
+            self._matched.add(key)
+        return found or (alike[0] if alike else None)
 
     def has_name(self, name: str) -> bool:
         """Return True if the output of an input has this name."""
@@ -95,10 +90,8 @@ class Sources:
 
     def lost(self, facts: Facts) -> CertkError | OSError | None:
         """Return the error of an input that may be the one with these tensors, if any."""
-        forms = _forms(facts)
-        with self._turn:
-            errors = [error for source, error in self._lost.items() if source.forms == forms]
-            return errors[0] if errors else None
+        forms = forms_of(facts)
+        return next((error for at, error in self._lost.items() if at.forms == forms), None)
 
     def nearest(self, facts: Facts, headers: Headers) -> tuple[Source, int]:
         """Return the input that shares most tensors with these, and how many; hashes all."""
@@ -116,7 +109,7 @@ class Sources:
 
     def unmatched(self) -> tuple[Path, ...]:
         """Return the inputs of no output."""
-        forms = [_forms(dict(key)) for key in self._matched]
+        forms = [forms_of(dict(key)) for key in self._matched]
         # Other names and shapes tell inputs apart without hashes.
         self._hash_until(None, (each for each in self._all if each.forms in forms))
         keys = [(source, self._keys.get(source)) for source in self._all]
@@ -126,9 +119,8 @@ class Sources:
         def place(source: Source) -> tuple[bool, int]:
             return source.name != name, self._places[source]
 
-        with self._turn:
-            alike = [s for s in self._by_tensors.get(key, ()) if s.headers == headers]
-            return min(alike, key=place, default=None)
+        alike = [s for s in self._by_tensors.get(key, ()) if s.headers == headers]
+        return min(alike, key=place, default=None)
 
     def _hash_until(self, key: _Key | None, sources: Iterable[Source]) -> None:
         """Hash inputs that are not hashed yet, up to the one with these tensors."""
@@ -140,25 +132,12 @@ class Sources:
     def _hash(self, source: Source) -> _Key | None:
         """Hash an input; None if it cannot be read any more, which concerns its outputs alone."""
         try:
-            tensors = source.tensors()
+            tensors = source.tensors
         except (CertkError, OSError) as error:
-            with self._turn:
-                self._keys.setdefault(source, None)
-                self._lost.setdefault(source, error)
+            self._keys[source], self._lost[source] = None, error
             return None
-        key = _key(tensors)
-        with self._turn:
-            if source not in self._keys:
-                self._keys[source] = key
-                self._by_tensors[key].append(source)
-                for item in tensors.items():
-                    self._holding[item].append(source)
+        key = self._keys[source] = frozenset(tensors.items())
+        self._by_tensors[key].append(source)
+        for item in tensors.items():
+            self._holding[item].append(source)
         return key
-
-
-def _forms(facts: Facts) -> dict[str, Form]:
-    return {name: (fact.dtype, fact.shape) for name, fact in facts.items()}
-
-
-def _key(facts: Facts) -> _Key:
-    return tuple(sorted(facts.items(), key=lambda item: item[0]))

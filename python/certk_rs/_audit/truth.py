@@ -13,18 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import (
-    Certificate,
-    Layer,
-    SafetensorsFile,
-    TensorFile,
-    not_finite,
-    widen,
-)
+from .._files.certificate import Certificate
+from .._files.layers import Layer
+from .._files.tensor_file import SafetensorsFile
+from .._files.values import FiniteCheck, widen
 from .checks import forced_positions, inside
-from .claims import Claims, Floats, Integers
+from .claims import Claims, Floats, Integers, among
 from .guards import GuardClaims, untruths
-from .judge import Judge, Verdict
+from .judge import Judge, Verdict, is_proven
 from .recompute import Keys, Proof, ball_radius, recompute
 from .report import Finding
 
@@ -32,9 +28,6 @@ _BLOCK = 1 << 20  # scores at a time: 8 MiB, and a few temporaries of that size
 _ROWS = 1 << 14  # rows of keys or values at a time
 # The tolerance for budgets that were chosen for a bound on outputs.
 _LENIENT = 1 + 2.0**-20
-
-Pick = Callable[[int, slice], NDArray[np.bool_]]
-"""Chooses the queries of a head to look at."""
 
 
 @dataclass(frozen=True)
@@ -47,28 +40,32 @@ class Head:
         claims: The statements about the layer.
         kv_head: The number of the head.
         certificate: The certificate of the output.
-        pick: The choice of rows in a sample; None for all.
+        sample: The ascending rows (head * m + query) to look at; None for all.
         pause: Called between blocks; it may raise.
     """
 
-    given: TensorFile
+    given: SafetensorsFile
     file: SafetensorsFile
     claims: Claims
     kv_head: int
     certificate: Certificate
-    pick: Pick | None
+    sample: Integers | None
     pause: Callable[[], None]
 
     def check(self) -> Verdict:
-        """Compare the head with the input."""
-        verdict = Verdict()
+        """Compare the head with the input; prove the lower bound of a set of its own."""
+        claims, verdict = self.claims, Verdict(self.claims)
         for role in ("key", "value"):
             self._check_copies(role, verdict)
         if self.certificate.options.out_tol is not None:
             self._check_radius(self.certificate.options.out_tol, verdict)
-        if self.claims.guard is not None and self.pick is None:
-            self._check_guard(self.claims.guard, verdict)
+        if claims.guard is not None and self.sample is None:
+            self._check_guard(claims.guard, verdict)
         self._check_rows(verdict)
+        if verdict.proof is not None and claims.by_head:
+            name = claims.name_of(self.kv_head)
+            verdict.proved = is_proven(verdict.proof, claims, self.kv_head, name, verdict.notes)
+            verdict.proof = None
         return verdict
 
     @property
@@ -115,7 +112,8 @@ class Head:
 
     def _check_finite(self, role: str, rows: NDArray[Any], verdict: Verdict) -> None:
         """Check that rows are finite: prune refuses others."""
-        if len(not_finite(rows.reshape(-1), self._layer.dtypes[role])):
+        check = FiniteCheck(self._layer.dtypes[role])
+        if check.first_bad(rows.reshape(-1).view(np.uint8)) is not None:
             what = f"kv head {self.kv_head}: holds a number that is not finite"
             finding = Finding(f"input {self._layer.names[role]}", what)
             if finding not in verdict.notes.findings:
@@ -171,7 +169,7 @@ class Head:
         dropped = np.setdiff1d(np.arange(visible), kept, assume_unique=True)
         order = np.concatenate([kept, dropped])
         options = self.certificate.options
-        if options.proof != "none" and self.pick is None:
+        if options.proof != "none" and self.sample is None:
             forced = np.logical_or.reduce(
                 [inside(order, each) for each in forced_positions(self.certificate, visible)]
             )
@@ -180,28 +178,29 @@ class Head:
         judge = Judge(claims, self.kv_head, self.certificate, verdict)
         for batch in self._batches():
             self.pause()
-            which = np.concatenate([self._places(head, part) for head, part in batch])
+            numbers = [self._numbers(head, part) for head, part in batch]
+            heads = np.repeat([head for head, _ in batch], [len(each) for each in numbers])
+            which = np.stack([heads, np.concatenate(numbers)], axis=1)
             if len(which):
-                parts = [self._queries(head, part, verdict) for head, part in batch]
-                queries = np.concatenate(parts)
+                parts = zip(batch, numbers, strict=True)
+                queries = np.concatenate([self._queries(*at, some, verdict) for at, some in parts])
                 seen = self._seen(which[:, 1])
                 scale = self.certificate.scales[self._layer.index]
                 judge.take(which, recompute(queries, *keys, scale, seen), seen)
-        if self.pick is None:
+        if self.sample is None:
             judge.compare_violations()
 
-    def _places(self, head: int, part: slice) -> Integers:
-        """Return head and number of the queries to look at, (b, 2)."""
+    def _numbers(self, head: int, part: slice) -> Integers:
+        """Return the numbers of the queries to look at."""
         numbers = np.arange(part.start, part.stop)
-        if self.pick is not None:
-            numbers = numbers[self.pick(head, part)]
-        return np.stack([np.full(len(numbers), head), numbers], axis=1)
+        if self.sample is None:
+            return numbers
+        return numbers[among(head * self._layer.m + numbers, self.sample)]
 
-    def _queries(self, head: int, part: slice, verdict: Verdict) -> Floats:
+    def _queries(self, head: int, part: slice, numbers: Integers, verdict: Verdict) -> Floats:
         rows = self._read("query", head, part)
         self._check_finite("query", rows, verdict)
-        wide = widen(rows, self._layer.dtypes["query"])
-        return wide if self.pick is None else wide[self.pick(head, part)]
+        return widen(rows[numbers - part.start], self._layer.dtypes["query"])
 
     def _seen(self, queries: Integers) -> Integers:
         """Return how many of the visible keys each query sees."""

@@ -46,7 +46,7 @@ def analyze(
     With --model: how widely each head's scores spread, beside R of its weights.
     """
     from .._display.page import pyplot
-    from .._files.atomic import write_text
+    from .._files.new_file import write_text
     from .._jobs.analyze import EPS, analyze_sources
     from .._jobs.analyze_page import analysis_page
     from .._jobs.inputs import expand

@@ -8,8 +8,8 @@ from .options import Argument, Option, read_share
 from .terminal import fail, print_json, progress_bar, round_up, say
 
 if TYPE_CHECKING:
+    from .._files.masses import Budgets
     from ..audit import Audit, OutputAudit
-    from ..cache_format import Budgets
 
 _SHOWN_FINDINGS = 20
 SAMPLED = 3

@@ -1,1 +1,1 @@
-"""Files: what is read is checked to the last byte, what is written appears whole or not at all."""
+"""Files: inputs are checked to the last byte, outputs appear whole or not at all."""

@@ -1,15 +1,13 @@
 """A file that appears whole under its name, or not at all, and replaces another only when told to.
 
-The bytes go to a partial file in the same directory (`.certk-HOST-RANDOM.partial`, so it can never
-be taken for an output), are flushed to the disk, and only then get their name: by a hard link,
-which fails when the name is taken, or by a rename where a file is to be replaced. Numbers of
-processes are not unique on a volume that containers or hosts share, so the partial name is random,
-nothing but this writer's own file is ever linked, renamed or removed under it, and the descriptor
-stays open until the end, since that is how the file is known.
+The bytes go to a partial file in the same directory, `.certk-HOST-RANDOM.partial`, and are flushed
+to the disk. Then a hard link gives them their name, which fails if the name is taken, or a rename
+replaces the old file. Process ids are not unique on a shared volume, so the partial name is random.
+The descriptor stays open until the end: it identifies the writer's own file, and no other file is
+ever linked, renamed or removed.
 
-What a killed writer left is removed by the next one that writes into the directory (see `_stale`).
-A writer that is alive but paused keeps its file; if something has removed it all the same, `commit`
-is an error.
+The next writer into the directory removes the partial file of a killed one (see `_stale`). A paused
+writer keeps its file; if it is removed all the same, `commit` is an error.
 """
 
 from __future__ import annotations
@@ -35,13 +33,13 @@ except ImportError:  # Windows
 else:
     _fcntl = fcntl
 
-# File systems without hard links answer with one of these (Windows with EINVAL, which stands for
-# what has no number of its own; 524 is the kernel's own ENOTSUPP).
+# Errors of file systems without hard links. On Windows EINVAL stands for any error without a number
+# of its own; 524 is the kernel's ENOTSUPP.
 _NO_LINKS = {
     *(errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK),
     *(errno.EXDEV, errno.EINVAL, 524),
 }
-# Windows neither renames nor removes a file that is open; so nobody else can, until it is closed.
+# Windows neither renames nor removes an open file, so no other process can either.
 _CLOSE_FIRST = os.name == "nt"
 _NEW = (
     os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -49,8 +47,8 @@ _NEW = (
 _OLD = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _PARTIAL = re.compile(r"\.certk-([0-9a-f]{8})-[0-9a-f]{16}\.partial")
 _NOWHERE = "0" * 8
-# Seconds without a write after which a writer on another host counts as dead. A pause of a night
-# or a weekend must not: locks are not seen across all network file systems.
+# Seconds without a write after which a writer on another host counts as dead: more than a weekend,
+# since some network file systems do not share locks.
 _STALE_AFTER = 7 * 86400.0
 _TRIES = 100
 
@@ -59,7 +57,7 @@ _File = TypeVar("_File", bound="NewFile")
 
 @contextlib.contextmanager
 def names_the_file(path: Path) -> Iterator[None]:
-    """Let an `OSError` say which file it was about, whatever descriptor or name it came from."""
+    """Make every `OSError` name this file."""
     try:
         yield
     except OSError as error:
@@ -69,11 +67,10 @@ def names_the_file(path: Path) -> Iterator[None]:
 class NewFile:
     """Context manager around one file to be written; leaving it without `commit` leaves nothing.
 
-    Raises `CertkError` when `path` exists (at once, and again when the name is taken) unless it is
-    to be replaced, and when the partial file was taken away; `OSError` with its `filename` set for
-    everything that the system refuses. Of several writers of one path the first to commit has it,
-    or the last if all replace. What need not survive a loss of power need not be `durable`, and is
-    not waited for.
+    Raises `CertkError` if `path` exists and is not to be replaced, checked at once and at `commit`,
+    or if the partial file was removed; `OSError` with its `filename` set if the system refuses. Of
+    several writers of one path the first to commit has it, or the last if all replace. `durable`
+    files survive a loss of power, which takes waiting for the disk.
     """
 
     def __init__(self, path: Path, *, replace: bool = False, durable: bool = True) -> None:
@@ -103,7 +100,7 @@ class NewFile:
             try:
                 self._fd = os.open(self._partial, _NEW, 0o666)
             except FileExistsError:
-                continue  # somebody else's, whatever it is
+                continue  # another writer's
             self._identity = os.fstat(self._fd)
             # Before it was locked, the file may have looked like one that was left behind.
             if _lock(self._fd) is not False and self._is_at(self._partial):
@@ -167,7 +164,7 @@ class NewFile:
         link = getattr(os, "link", None)
         if link is None:
             raise OSError(errno.ENOSYS, "Function not implemented")
-        # By its descriptor where the system can: it is this file whatever happens to its name.
+        # By its descriptor where the system can: the name may have gone to another file.
         opened = f"/proc/self/fd/{self._fd}"
         if link in os.supports_dir_fd and os.path.lexists(opened):
             # With a directory, which an absolute path makes meaningless, Python follows links.
@@ -201,8 +198,7 @@ class NewFile:
         return self._identity is not None and os.path.samestat(found, self._identity)
 
     def _flush_directory(self) -> None:
-        # The name is on the disk only when its directory is. Not every system lets one open
-        # directories.
+        # The name is on the disk only when its directory is. Some systems open no directories.
         with contextlib.suppress(OSError):
             fd = os.open(self.path.parent, os.O_RDONLY)
             try:
@@ -237,16 +233,9 @@ def already_exists(path: object) -> CertkError:
     )
 
 
-def write_text(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write a file of text in UTF-8, a new one or also one that takes another's place."""
-    with NewFile(path, replace=replace) as file:
-        file.write_at(0, text.encode())
-        file.commit()
-
-
 @cache
 def _host() -> str:
-    """Eight digits that name the running system whose locks this process sees."""
+    """Return eight digits that name the running system whose locks this process sees."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
@@ -271,7 +260,7 @@ def _lock(fd: int) -> bool | None:
 
 
 def _remove_stale(partial: Path, own: os.stat_result) -> None:
-    """Remove what killed writers left in the directory of a partial file just made."""
+    """Remove the files of killed writers in the directory of a partial file just made."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(partial.parent):
             host = _PARTIAL.fullmatch(entry.name)
@@ -299,10 +288,10 @@ def _remove_if_stale(path: Path, host: str, own: os.stat_result) -> None:
 def _stale(locked: bool | None, host: str, age: float) -> bool:
     """Return True if the writer of a partial file is dead.
 
-    Every writer locks its file, and the system lets go of the lock when the writer ends, however it
-    ends, but not while it is paused. Where locks are seen, on the same running system, that decides
-    at once. Elsewhere (another host, no locks, a system started anew) the file must also not have
-    been written to for a week, by the clock of the file system, which gave both times.
+    Every writer locks its file, and the system releases the lock when the writer ends, but not
+    while it is paused. On the same running system the lock decides at once. Elsewhere (another
+    host, no locks, a system started anew) the file must also be unchanged for a week, by the clock
+    of the file system.
     """
     if locked is False:
         return False

@@ -16,8 +16,7 @@ from typing import Any
 
 from .masses import Budgets, mass_dtype
 from .safetensors import ITEMSIZE, Form, are_sizes, parse_json
-from .tensor_file import LAYOUTS
-from .transposed import MAX_N
+from .transposed import LAYOUTS, MAX_N
 
 FORMAT = 2
 GRANULARITIES = ("head", "layer", "token")
@@ -36,6 +35,11 @@ class TensorFacts:
     sha256: str
 
 
+def forms_of(facts: Mapping[str, TensorFacts]) -> dict[str, Form]:
+    """Return dtype and shape of every tensor, by name."""
+    return {name: (fact.dtype, fact.shape) for name, fact in facts.items()}
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a job: the choice of sets, and the level of proof.
@@ -52,9 +56,8 @@ class Options:
         proof: "full", "compact" or "none": see docs/files.md.
         out_tol: The bound on the error of outputs that budgets were chosen for.
         size: The most keys that may be kept in the whole file.
-        hot: Whether the keys that are needed most often are kept, `size` of them at most, whatever
-            that leaves rows to lose.
-        guard: What is remembered of the dropped keys: "codes", or "none".
+        hot: True to keep the `size` keys that are needed most often, beyond the rows' budgets.
+        guard: The record of the dropped keys: "codes", or "none".
     """
 
     granularity: str = "head"
@@ -108,12 +111,12 @@ class Certificate:
     @property
     def input_forms(self) -> dict[str, Form]:
         """Dtype and shape of every tensor of the input, by name."""
-        return {name: (facts.dtype, facts.shape) for name, facts in self.inputs.items()}
+        return forms_of(self.inputs)
 
     @property
     def output_forms(self) -> dict[str, Form]:
         """Dtype and shape of every tensor of the output, by name."""
-        return {name: (facts.dtype, facts.shape) for name, facts in self.outputs.items()}
+        return forms_of(self.outputs)
 
     def to_json(self) -> str:
         """Return the canonical text."""

@@ -17,13 +17,13 @@ from .atomic import NewFile
 from .safetensors import (
     Form,
     Header,
-    SafetensorsFile,
     are_sizes,
     byte_size,
     canonical,
     parse_json,
     quote,
 )
+from .tensor_file import SafetensorsFile
 
 _FORMAT = "certk-key-index"
 _VERSION = 2
@@ -75,10 +75,10 @@ def read_index(path: Path) -> tuple[Shape, str, list[Head]]:
     with SafetensorsFile(path) as file:
         shape, dtype, sha256 = _about(file)
         entries = file.header.entries
-        dtypes = {e.name: (e.dtype, e.shape) for e in entries.values()}
-        if file.header.raw != _header(dtypes, shape, dtype, sha256).raw:
+        forms = file.header.forms
+        if file.header.raw != _header(forms, shape, dtype, sha256).raw:
             raise _damaged(path, "its header is not one that save writes")
-        digest = hashlib.sha256(_header(dtypes, shape, dtype, _NO_SHA256).raw)
+        digest = hashlib.sha256(_header(forms, shape, dtype, _NO_SHA256).raw)
         read: dict[str, NDArray[Any]] = {}
         for name in entries:
             read[name] = file.raw(name)
@@ -105,14 +105,8 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 
 def _header(tensors: Mapping[str, Form], shape: Shape, dtype: str, sha256: str) -> Header:
     """Return the header of an index; `sha256` is that of the file with 64 zeros in its place."""
-    about = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "shape": shape,
-        "dtype": dtype,
-        "sha256": sha256,
-    }
-    return canonical(tensors, {"certk": json.dumps(about)})
+    about = {"format": _FORMAT, "version": _VERSION, "shape": shape, "dtype": dtype}
+    return canonical(tensors, {"certk": json.dumps(about | {"sha256": sha256})})
 
 
 def _damaged(path: object, problem: str) -> CertkError:

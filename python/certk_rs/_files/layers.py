@@ -1,4 +1,4 @@
-"""The layers of an input: their tensors, their shapes, and the metadata."""
+"""The layers of an input: their tensors, their shapes, the metadata, and warnings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import CertkError
-from .names import DEFAULT_NAMES, ROLES, Names
+from .names import DEFAULT_NAMES, ROLES, Names, infer
 from .safetensors import Form, quote
-from .spelling import infer
-from .tensor_file import HEAD_MAJOR, LAYOUTS
-from .transposed import head_major, misfit, transposition, with_remedy
+from .transposed import HEAD_MAJOR, LAYOUTS, head_major, misfit, transposition, with_remedy
 
 MAX_D = 1 << 20
 DTYPES = ("F32", "F16", "BF16")
@@ -198,3 +196,53 @@ def _check_form(where: str, name: str, dtype: str, shape: tuple[int, ...]) -> No
         raise wrong("is empty: every axis must have an entry")
     if shape[-1] > MAX_D:
         raise wrong(f"has vectors longer than {MAX_D}, beyond what the error bounds cover")
+
+
+def remarks(
+    layers: Sequence[Layer], causal_offset: int | None, others: Sequence[str], pattern: str
+) -> list[str]:
+    """List tensors left out, queries without keys, unseen keys, and more kv heads than keys."""
+    found = []
+    if others:
+        shown = ", ".join(map(quote, others[:3])) + ", ..." * (len(others) > 3)
+        found.append(
+            f"{len(others)} tensors that are not named like {pattern} are left out: {shown}"
+        )
+    said: dict[str, list[int]] = {}
+    for layer in layers:
+        for remark in _of_layer(layer, causal_offset):
+            said.setdefault(remark, []).append(layer.index)
+    return found + [f"{in_layers(where)}: {remark}" for remark, where in said.items()]
+
+
+def in_layers(layers: Sequence[int]) -> str:
+    """Format rising numbers of layers in a few words: "layers 0-3, 7"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], layer]
+        else:
+            runs.append([layer])
+    shown = ", ".join("-".join(map(str, run)) for run in runs[:8]) + ", ..." * (len(runs) > 8)
+    return f"layer{'s' * (len(layers) > 1)} {shown}"
+
+
+def _of_layer(layer: Layer, causal_offset: int | None) -> list[str]:
+    found = []
+    blind, unseen = layer.blind(causal_offset), layer.n - layer.visible(causal_offset)
+    if blind:
+        found.append(
+            f"causal_offset {causal_offset} leaves {blind} of {layer.m} queries without any key"
+        )
+    if unseen:
+        found.append(
+            f"causal_offset {causal_offset} hides the last {unseen} of {layer.n} keys from every "
+            f"query, so none of them is kept; if the queries end with the keys, it is n - m = "
+            f"{layer.n - layer.m}"
+        )
+    if layer.kv_heads > layer.n:
+        found.append(
+            f"there are more kv heads ({layer.kv_heads}) than keys ({layer.n}), read as "
+            f"{layer.layout}: make sure that they are not transposed"
+        )
+    return found

@@ -17,7 +17,7 @@ Budgets = Mapping[int, tuple[float, ...]]
 
 # Budgets below this are told apart by F64 only.
 _SMALLEST_F32_BUDGET = 2.0**-100
-# What is stored of a mass that is not 0 is at least this, and what is less is 0 as a lower end.
+# The least mass that is stored: a mass > 0 becomes at least this, or 0 as a lower end.
 _LEAST = {"F32": 2.0**-126, "F64": 2.0**-1000}
 
 

@@ -18,36 +18,15 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, BinaryIO, Protocol
+from typing import IO, Any, BinaryIO, TypeAlias
 
 from ..errors import CertkError
 from . import remote
 from .atomic import NewFile, already_exists
 from .location import Location, Place, locate
 
-
-class WritableFile(Protocol):
-    """A file being written; a context manager that leaves nothing without `commit`."""
-
-    def __enter__(self) -> WritableFile: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
-
-    def write_at(self, offset: int, data: bytes | memoryview) -> None:
-        """Write all of `data` at byte `offset`."""
-
-    def stream(self) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Open the file as a stream from its beginning."""
-
-    def commit(self) -> None:
-        """Give the file its name."""
+WritableFile: TypeAlias = "NewFile | _Upload"
+"""A file being written; a context manager that leaves nothing without `commit`."""
 
 
 def new_file(location: Location, *, replace: bool = False) -> WritableFile:
@@ -57,9 +36,9 @@ def new_file(location: Location, *, replace: bool = False) -> WritableFile:
     return _Upload(location, replace)
 
 
-def write_text(location: Location, text: str, *, replace: bool = False) -> None:
+def write_text(place: Place, text: str, *, replace: bool = False) -> None:
     """Write a file of text in UTF-8."""
-    with new_file(location, replace=replace) as file:
+    with new_file(locate(place), replace=replace) as file:
         file.write_at(0, text.encode())
         file.commit()
 
@@ -71,14 +50,13 @@ def write_json(place: Place, body: Mapping[str, Any], *, replace: bool = False) 
         CertkError: The name is taken and not to be replaced.
         OSError: The system refuses.
     """
-    write_text(locate(place), json.dumps(body, indent=1, allow_nan=False) + "\n", replace=replace)
+    write_text(place, json.dumps(body, indent=1, allow_nan=False) + "\n", replace=replace)
 
 
 class _Upload:
     def __init__(self, location: Location, replace: bool) -> None:
         self._location = location
         self._replace = replace
-        self._spool: IO[bytes] | None = None
         self._named: Path | None = None
 
     def __enter__(self) -> _Upload:
@@ -86,44 +64,36 @@ class _Upload:
         with self._names_the_file():
             # A nameless file, where it can be opened by its number, is gone when this process ends.
             if os.path.lexists("/proc/self/fd"):
-                self._spool = tempfile.TemporaryFile()
+                self._spool: IO[bytes] = tempfile.TemporaryFile()
             else:
                 # Windows cannot open a file twice that is removed when it is closed.
                 self._spool = tempfile.NamedTemporaryFile(delete=False)
                 self._named = Path(self._spool.name)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None:
-        if self._spool is not None:
-            with contextlib.suppress(OSError):
-                self._spool.close()
-                if self._named is not None:
-                    self._named.unlink()
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._spool.close()
+            if self._named is not None:
+                self._named.unlink()
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data` at byte `offset`."""
-        spool = self._open()
         with self._names_the_file():
-            spool.seek(offset)
-            spool.write(data)
+            self._spool.seek(offset)
+            self._spool.write(data)
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
         """Open the file as a stream from its beginning."""
-        spool = self._open()
+        spool = self._spool
         spool.flush()
         with self._names_the_file(), os.fdopen(os.dup(spool.fileno()), "wb") as stream:
             yield stream
 
     def commit(self) -> None:
         """Upload the file."""
-        spool = self._open()
+        spool = self._spool
         with self._names_the_file():
             spool.flush()
         self._refuse_existing()
@@ -174,11 +144,6 @@ class _Upload:
     def _refuse_existing(self) -> None:
         if not self._replace and self._location.exists():
             raise already_exists(self._location)
-
-    def _open(self) -> IO[bytes]:
-        if self._spool is None:
-            raise AssertionError(f"{self._location} is written outside of its context")
-        return self._spool
 
     @contextlib.contextmanager
     def _names_the_file(self) -> Iterator[None]:

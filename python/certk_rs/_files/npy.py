@@ -25,9 +25,9 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[Any, bool, Any]]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# So many times smaller than its contents a deflated file is at the most.
+# The most that deflate compresses.
 _DEFLATED = 1032
-# Rows without entries are not in the file, but everything said of them is in memory.
+# Rows without entries take no bytes of the file, but memory for their results.
 _MOST_EMPTY_ROWS = 1 << 20
 _SHOWN_NAMES = 10
 
@@ -58,7 +58,7 @@ def read_array(path: Path, name: str | None = None) -> NDArray[Any]:
             return _array(again, status.st_size)
         except (OSError, MemoryError, CertkError):
             raise
-        except Exception as error:  # whatever NumPy, zipfile and zlib make of damaged bytes
+        except Exception as error:  # NumPy, zipfile and zlib raise many kinds
             raise CertkError(f"{path} cannot be read ({one_line(error)}): write it again") from None
 
 

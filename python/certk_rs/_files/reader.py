@@ -13,7 +13,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ..errors import CertkError
 from . import remote
@@ -41,20 +41,8 @@ def identity_of(descriptor: int) -> Identity:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-class Reader(Protocol):
-    """An open file. Reads may come from several threads."""
-
-    identity: Identity
-    size: int
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill all of `buffer` (bytes) from byte `offset` on."""
-
-    def current_identity(self) -> Identity:
-        """Return the present identity of the file."""
-
-    def close(self) -> None:
-        """Close it; closing twice is harmless."""
+Reader: TypeAlias = "_LocalReader | _RemoteReader"
+"""An open file with `identity` and `size`; reads may come from several threads."""
 
 
 @contextlib.contextmanager
@@ -123,13 +111,15 @@ class _LocalReader:
             flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
             self._fd = os.open(location.place, flags)
         self._turn = threading.Lock()
-        self.identity = self.current_identity()
+        self.identity: Identity = self.current_identity()
         self.size: int = self.identity[2]
 
     def current_identity(self) -> Identity:
+        """Return the present identity of the file."""
         return identity_of(self._fd)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill all of `buffer` (bytes) from byte `offset` on."""
         done = 0
         with names_the_file(self._location.path):
             while done < len(buffer):
@@ -148,6 +138,7 @@ class _LocalReader:
         return len(data)
 
     def close(self) -> None:
+        """Close it; closing twice is harmless."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -186,7 +177,7 @@ class _RemoteReader:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         done = 0
-        if offset < _HEAD:
+        if offset < _HEAD and self.size:
             if not self._head:
                 [self._head] = self._fetch([(0, min(_HEAD, self.size))])
             done = len(part := self._head[offset : offset + len(buffer)])
@@ -205,9 +196,6 @@ class _RemoteReader:
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         """Fetch byte ranges, at once where the file system can."""
-        ranges = [(start, stop) for start, stop in ranges if start < stop] or [(0, 0)]
-        if ranges == [(0, 0)]:
-            return [b""]
         system, path = remote.filesystem(self._location.place)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
         found: list[Any]

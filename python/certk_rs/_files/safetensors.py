@@ -1,9 +1,7 @@
 """The safetensors container: read strictly, written canonically.
 
 A file is eight bytes of little-endian header length, a JSON header, and the tensors' bytes without
-holes. This reader is stricter than others. It checks every entry against its dtype, its shape and
-the length of the file before it reads a tensor. Duplicate keys and non-finite numbers are errors.
-Raw bytes are handed out, so BF16, which NumPy does not know, passes unharmed.
+holes. This reader is stricter than others: duplicate keys and non-finite numbers are errors.
 
 There is one canonical form for given contents: tensors ordered by falling item size and then by
 name (so every tensor is aligned), compact JSON with `__metadata__` first, padded with spaces to a
@@ -14,34 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import json
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 from ..errors import CertkError, one_line
-from .kinds import what_it_is
-from .location import Location, Place, locate
-from .reader import Identity, Reader, open_reader
-from .tensor_file import STORAGE, Entry, Form, Header, TensorFile
-
-__all__ = [
-    "ITEMSIZE",
-    "MAX_HEADER",
-    "STORAGE",
-    "Entry",
-    "Form",
-    "Header",
-    "SafetensorsFile",
-    "are_sizes",
-    "byte_size",
-    "canonical",
-    "parse_json",
-    "quote",
-    "written",
-]
+from .location import Location
+from .reader import Reader
 
 ITEMSIZE = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -50,52 +32,77 @@ ITEMSIZE = {
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
 
+# NumPy types of tensors in memory; BF16 stays in its 16 bits.
+STORAGE = {
+    **{"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"},
+    **{"I32": "<i4", "I64": "<i8", "U8": "<u1"},
+}
+# The core's names for dtypes of keys and values.
+NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
+
 # Enough for some hundred thousand tensors. The reference implementation allows six times as much,
 # but JSON can take twenty times its text in memory.
 MAX_HEADER = 1 << 24
 _MAX_AXES = 32  # of NumPy 1
 _MAX_BYTES = 2**63 - 1
+# Formats that are not safetensors, by their first bytes, with remedies.
+_SAVE = "load it and write its tensors with safetensors.torch.save_file"
+_SAVE_NUMPY = "load it with numpy and write its arrays with safetensors.numpy.save_file"
+_UNPACK = "unpack it first"
+_KINDS: tuple[tuple[bytes, str], ...] = (
+    # The long integer that torch.save wrote first before it wrote zip archives.
+    (rb"\x80.\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", f"what older torch.save writes (.pt): {_SAVE}"),
+    (rb"PK\x03\x04.{26}[^\0]{1,200}?/(data\.pkl|byteorder|\.format_version|version)",
+     f"what torch.save writes (.pt, .pth, .bin): {_SAVE}"),
+    (rb"PK\x03\x04.{26}[^\0]{0,200}?\.npy", f"a .npz file of NumPy: {_SAVE_NUMPY}"),
+    (rb"PK\x03\x04", f"a zip archive: {_UNPACK}, or if torch.save wrote it, {_SAVE}"),
+    (rb"\x93NUMPY", f"a .npy file of NumPy: {_SAVE_NUMPY}"),
+    (rb"GGUF", "a GGUF file of a model's weights: give a saved KV cache as safetensors"),
+    (rb"\x80[\x02-\x05]", f"a pickle, as of older torch.save: {_SAVE}, if you trust it"),
+    (rb"\x1f\x8b", f"compressed by gzip: {_UNPACK}"),
+    (rb"\x28\xb5\x2f\xfd", f"compressed by zstd: {_UNPACK}"),
+    (rb"BZh[1-9]", f"compressed by bzip2: {_UNPACK}"),
+    (rb"\xfd7zXZ\0", f"compressed by xz: {_UNPACK}"),
+    (rb".{257}ustar", f"a tar archive: {_UNPACK}"),
+    (rb"\x89HDF\r\n", "an HDF5 file: write its arrays with safetensors.numpy.save_file"),
+    (rb"PAR1", "a Parquet file: write its columns with safetensors.numpy.save_file"),
+    (rb"version https://git-lfs", "a pointer of Git LFS: fetch the file with git lfs pull"),
+    (rb"\s*<[!?a-zA-Z]", "HTML or XML, as servers answer when a file is not there: fetch it again"),
+    (rb"\s*[{\[][\s\"{\[}\]\d]",
+     "JSON text: give a .safetensors file, or an index of shards that ends in .index.json"),
+)  # fmt: skip
 # A value of a header can be as long as the header, and is quoted in one line.
 _QUOTE = reprlib.Repr()
 _QUOTE.maxstring = _QUOTE.maxother = 200
 
 
-class SafetensorsFile(TensorFile):
-    """An open safetensors file whose header has been checked as a whole.
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the header: its bytes are `start:stop`, counted from the end of the header."""
 
-    Raises `CertkError` (naming the file, the tensor and the remedy) if it is malformed, `OSError`
-    if the system or the server refuses it.
-    """
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
 
-    def __init__(self, path: Place) -> None:
-        self.path = locate(path)
-        self._reader = open_reader(self.path)
-        try:
-            self.identity = self._reader.identity
-            self.size = self._reader.size
-            self.header = _read_header(self.path, self._reader)
-        except BaseException:
-            self.close()
-            raise
 
-    def close(self) -> None:
-        """Close the file; closing twice is harmless."""
-        self._reader.close()
+Form = tuple[str, tuple[int, ...]]
+"""Dtype and shape of a tensor."""
 
-    def current_identity(self) -> Identity:
-        """Return the present identity of the file."""
-        return self._reader.current_identity()
 
-    def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
-        """Fill all of `buffer` (bytes) with those of a tensor from byte `start` on."""
-        entry = self.header.entries[name]
-        if start < 0 or start + len(buffer) > entry.stop - entry.start:
-            raise AssertionError(f"{name}: bytes {start}:{start + len(buffer)} are not all its own")
-        self._reader.read_into(len(self.header.raw) + entry.start + start, buffer)
+@dataclass(frozen=True)
+class Header:
+    """A checked header; `raw` is all that precedes the data, length prefix and padding included."""
 
-    def header_sha256s(self) -> list[str]:
-        """Return SHA-256 of all that precedes the data, hexadecimal, in a list of one."""
-        return [hashlib.sha256(self.header.raw).hexdigest()]
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+    raw: bytes
+
+    @cached_property
+    def forms(self) -> dict[str, Form]:
+        """Dtype and shape of every tensor, by name."""
+        return {name: (entry.dtype, entry.shape) for name, entry in self.entries.items()}
 
 
 def canonical(tensors: Mapping[str, Form], metadata: Mapping[str, str]) -> Header:
@@ -168,7 +175,11 @@ def _without_collector(wanted: bool) -> Iterator[None]:
         gc.enable()
 
 
-def _read_header(path: Location, reader: Reader) -> Header:
+def read_header(path: Location, reader: Reader) -> Header:
+    """Read a header and check it as a whole; a `CertkError` names the file, the tensor, the remedy.
+
+    Every entry must fit its dtype, its shape and the length of the file.
+    """
     size = reader.size
     if size < 8:
         raise CertkError(
@@ -203,7 +214,8 @@ def _kind(reader: Reader, otherwise: str) -> str:
     """Name the format of a file that is not safetensors, if it is known."""
     beginning = bytearray(min(reader.size, 512))
     reader.read_into(0, memoryview(beginning))
-    kind = what_it_is(bytes(beginning))
+    found = (said for sign, said in _KINDS if re.match(sign, beginning, re.DOTALL))
+    kind = next(found, None)
     return f"it is {kind}" if kind else otherwise
 
 

@@ -1,9 +1,8 @@
-"""Files without a name, for what does not fit into memory; and files that are mapped as they are.
+"""Scratch files without a name, for data beyond memory; and files that are mapped.
 
-A scratch file is made exclusively, in a directory of the user's choice, and has lost its name
-before anything is in it: no two processes meet in one, nobody else cuts it off, and nothing is left
-of it however this process ends. Its room is set aside before it is written to, so that a full disk
-is an error here, and not the end of a process that writes to a map.
+A scratch file loses its name before anything is written: no other process can open it or cut it
+off, and nothing is left of it when this process ends. Its room is allocated before a write, so a
+full disk is an error here, and does not kill a process that writes to a map.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from ..errors import CertkError
 from .atomic import names_the_file
 from .reader import Identity, identity_of
 
-# What systems without nameless files say, or file systems.
+# Answers of systems, and file systems, without nameless files.
 _NOT_HERE = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
 _ZEROS = 1 << 20
 
 
 class MappableFile:
-    """An open file, closed when nobody holds it any more."""
+    """An open file, closed with its last reference."""
 
     def __init__(self, place: Path, descriptor: int, *, writable: bool) -> None:
         self.place = place
@@ -34,10 +33,9 @@ class MappableFile:
         weakref.finalize(self, os.close, descriptor)
 
     def check_unchanged(self) -> None:
-        """Raise `CertkError` if somebody has written to a file that is only read here.
+        """Raise `CertkError` if a file that is only read here has another size or time of change.
 
-        What is seen is another size or time of the last change; a file that has lost its name, or
-        whose name another has taken, is as it was.
+        A file that has lost its name, or whose name another has taken, is unchanged.
         """
         if not self.writable and self.identity != self._opened:
             raise CertkError(
@@ -47,11 +45,11 @@ class MappableFile:
 
     @property
     def identity(self) -> Identity:
-        """That of the file as it is now, as readers have it."""
+        """The present identity of the file, as readers have it."""
         return identity_of(self.descriptor)
 
     def need(self, size: int) -> None:
-        """Make sure that the file is so long: who reads a map behind its end is ended."""
+        """Raise `CertkError` if the file is shorter: reading a map behind its end is a crash."""
         if (there := os.fstat(self.descriptor).st_size) < size:
             raise CertkError(
                 f"{self.place} was cut off meanwhile: it has {there} bytes, and {size} are needed"
@@ -73,7 +71,7 @@ class ScratchFile(MappableFile):
         self._process = os.getpid()
 
     def grow(self, more: int) -> int:
-        """Set aside more bytes and return where they are; on an error the file is as it was."""
+        """Allocate more bytes and return their offset; an error leaves the file as it was."""
         self._need_own()
         at = self.size
         try:
@@ -87,13 +85,13 @@ class ScratchFile(MappableFile):
         return at
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        """Write bytes where room was set aside."""
+        """Write bytes into allocated room."""
         self._need_own()
         with names_the_file(self.place):
             _write(self.descriptor, offset, data)
 
     def write_out(self, offset: int, size: int) -> None:
-        """Have the system begin to write these bytes to the disk; it may let go of them then."""
+        """Ask the system to write these bytes to the disk and drop them from memory."""
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self.descriptor, offset, size, os.POSIX_FADV_DONTNEED)

@@ -27,7 +27,7 @@ _DTYPES = {
     "minimal": ("bool",),
     "status": ("uint8",),
 }
-# What the result of a search has beyond that, a number per row each.
+# Further fields of the result of a search, a number per row each.
 _SEARCHED: dict[str, tuple[str, ...]] = {"scored": ("int64",), "rung": ("uint8",)}
 # As the file has them: `results.Status`.
 _CERTIFIED, _EMPTY = 0, 2
@@ -61,7 +61,7 @@ def read_selection(path: str | os.PathLike[str], *, searched: bool) -> dict[str,
         return _checked({name: stored[name] for name in stored if name not in _SEARCHED}, {})
     except OSError:
         raise
-    except Exception as error:  # whatever zipfile and NumPy make of foreign bytes
+    except Exception as error:  # zipfile and NumPy raise many kinds
         name, problem = os.fspath(path), one_line(error)
         raise CertkError(f"{name} is not a saved Selection ({problem})") from None
 

@@ -8,15 +8,13 @@ they differ, nothing tells which is out of date, so that is an error.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 from ..errors import CertkError, one_line
 from .location import Location, Place, locate
 from .reader import Identity, open_reader, read_state
-from .safetensors import SafetensorsFile, parse_json, quote
-from .tensor_file import Header, TensorFile
+from .safetensors import Entry, Header, parse_json, quote
+from .tensor_file import SafetensorsFile
 
 INDEX_SUFFIX = ".index.json"
 # Some hundred thousand tensors; JSON takes many times its text in memory.
@@ -25,7 +23,7 @@ OURS = ("scale", "causal_offset")
 """The metadata that are read: of these, index and parts must say the same."""
 
 
-class ShardedFile(TensorFile):
+class ShardedFile(SafetensorsFile):
     """All parts of an index, opened and checked against it, as one file.
 
     `header.raw` is the text of the index. Offsets of `entries` count from the header of their part.
@@ -35,25 +33,24 @@ class ShardedFile(TensorFile):
 
     def __init__(self, path: Location) -> None:
         self.path = path
-        raw, self._index_identity = read_state(path, MAX_INDEX)
+        raw, identity = read_state(path, MAX_INDEX)
         weight_map, said = _parse_index(self.path, raw)
-        self._raw = raw
         self._home: dict[str, SafetensorsFile] = {}
-        self._parts: dict[str, SafetensorsFile] = {}
+        self._parts: list[SafetensorsFile] = []
         try:
             for name in sorted(set(weight_map.values())):
-                self._parts[name] = SafetensorsFile(self.path.beside(name))
-                self._take(name, weight_map)
+                self._parts.append(SafetensorsFile(self.path.beside(name)))
+                self._take(name, self._parts[-1], weight_map)
             self.header = Header(self._entries(weight_map), self._metadata(said), raw)
-            self.identity = self._with_index(self._index_identity, current=False)
-            self.size = len(raw) + sum(part.size for part in self._parts.values())
         except BaseException:
             self.close()
             raise
+        self.identity = (identity, *(part.identity for part in self._parts))
+        self.size = len(raw) + sum(part.size for part in self._parts)
 
     def close(self) -> None:
         """Close all parts; closing twice is harmless."""
-        for part in self._parts.values():
+        for part in self._parts:
             part.close()
 
     def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
@@ -62,23 +59,15 @@ class ShardedFile(TensorFile):
 
     def current_identity(self) -> Identity:
         """Return the present identities of the index and of all parts."""
-        reader = open_reader(self.path)
-        try:
-            return self._with_index(reader.identity, current=True)
-        finally:
-            reader.close()
+        index = open_reader(self.path)
+        index.close()
+        return (index.identity, *(part.current_identity() for part in self._parts))
 
     def header_sha256s(self) -> list[str]:
         """Return SHA-256 of the index JSON, then of the header of each part, by name."""
-        parts = [self._parts[name].header_sha256() for name in sorted(self._parts)]
-        return [hashlib.sha256(self._raw).hexdigest(), *parts]
+        return [*super().header_sha256s(), *(part.header_sha256() for part in self._parts)]
 
-    def _with_index(self, index: Identity, *, current: bool) -> Identity:
-        parts = (self._parts[name] for name in sorted(self._parts))
-        return (index, *(part.current_identity() if current else part.identity for part in parts))
-
-    def _take(self, name: str, weight_map: Mapping[str, str]) -> None:
-        part = self._parts[name]
+    def _take(self, name: str, part: SafetensorsFile, weight_map: Mapping[str, str]) -> None:
         for tensor in part.header.entries:
             home = weight_map.get(tensor)
             if home != name:
@@ -89,7 +78,7 @@ class ShardedFile(TensorFile):
                 )
             self._home[tensor] = part
 
-    def _entries(self, weight_map: Mapping[str, str]) -> dict[str, Any]:
+    def _entries(self, weight_map: Mapping[str, str]) -> dict[str, Entry]:
         for tensor, name in weight_map.items():
             if tensor not in self._home:
                 raise CertkError(
@@ -100,8 +89,7 @@ class ShardedFile(TensorFile):
 
     def _metadata(self, said: Mapping[str, str]) -> dict[str, str]:
         found, first = dict(said), dict.fromkeys(said, str(self.path))
-        for name in sorted(self._parts):
-            part = self._parts[name]
+        for part in self._parts:
             for key, value in part.header.metadata.items():
                 if found.setdefault(key, value) != value and key in OURS:
                     raise CertkError(
@@ -117,7 +105,7 @@ def is_index(location: Location) -> bool:
     return location.name.lower().endswith(".json")
 
 
-def open_tensors(path: Place) -> TensorFile:
+def open_tensors(path: Place) -> SafetensorsFile:
     """Open a safetensors file, or all parts of an index if the name ends in .json."""
     location = locate(path)
     return ShardedFile(location) if is_index(location) else SafetensorsFile(location)

@@ -1,128 +1,88 @@
-"""Tensors behind a checked header: the common base of a safetensors file and a set of shards.
+"""Tensors of a safetensors file behind its checked header.
 
 Tensors are read, not mapped: a file that shrinks meanwhile is an error and not a crash, and memory
 holds only what was asked for. Many reads can share the caller's memory (`buffer`), since allocating
-fresh memory takes about as long as filling it.
+fresh memory takes about as long as filling it. Raw bytes are handed out, so BF16, which NumPy does
+not know, passes unharmed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CertkError
-from .location import Location
-from .reader import Identity, same_state
-
-# NumPy types of tensors in memory; BF16 stays in its 16 bits.
-STORAGE = {
-    **{"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"},
-    **{"I32": "<i4", "I64": "<i8", "U8": "<u1"},
-}
-# The core's names for dtypes of keys and values.
-NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
-
-HEAD_MAJOR = "hnd"
-ROW_MAJOR = "nhd"
-LAYOUTS = (HEAD_MAJOR, ROW_MAJOR)
-"""Orders of axes in storage: (heads, rows, d), or (rows, heads, d)."""
+from .location import Place, locate
+from .reader import Identity, open_reader, same_state
+from .safetensors import STORAGE, read_header
+from .transposed import HEAD_MAJOR, ROW_MAJOR
 
 _CHUNK = 1 << 24
 _ALL = slice(None)
 
-_File = TypeVar("_File", bound="TensorFile")
+_File = TypeVar("_File", bound="SafetensorsFile")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of the header: its bytes are `start:stop`, counted from the end of the header."""
+class SafetensorsFile:
+    """An open safetensors file whose header has been checked as a whole; several threads may read.
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-Form = tuple[str, tuple[int, ...]]
-"""Dtype and shape of a tensor."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """A checked header; `raw` is all that precedes the data, length prefix and padding included."""
-
-    entries: dict[str, Entry]
-    metadata: dict[str, str]
-    raw: bytes
-
-    @cached_property
-    def forms(self) -> dict[str, Form]:
-        """Dtype and shape of every tensor, by name."""
-        return {name: (entry.dtype, entry.shape) for name, entry in self.entries.items()}
-
-
-class TensorFile(ABC):
-    """Open tensors; several threads may read.
-
-    Reads raise `CertkError` where a file was cut off meanwhile, `OSError` (with `filename`) where
-    the system or a server refuses.
+    Raises `CertkError` where it is malformed, or was cut off meanwhile; `OSError` (with `filename`)
+    where the system or a server refuses it.
 
     Attributes:
         path: The location, spelled as the user gave it.
         header: The checked header.
         identity: The identity of these bytes (see `reader`).
+        size: The bytes of all files, headers included.
     """
 
-    path: Location
-    header: Header
-    identity: Identity
-    size: int
-    """Bytes of all files, headers included."""
+    def __init__(self, path: Place) -> None:
+        self.path = locate(path)
+        self._reader = open_reader(self.path)
+        try:
+            self.identity: Identity = self._reader.identity
+            self.size = self._reader.size
+            self.header = read_header(self.path, self._reader)
+        except BaseException:
+            self.close()
+            raise
 
-    @abstractmethod
-    def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
-        """Fill all of `buffer` (bytes) with those of a tensor from byte `start` on."""
+    def close(self) -> None:
+        """Close everything; closing twice is harmless."""
+        self._reader.close()
 
-    @abstractmethod
     def current_identity(self) -> Identity:
         """Return the present identity of the files."""
+        return self._reader.current_identity()
 
-    @abstractmethod
+    def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
+        """Fill all of `buffer` (bytes) with those of a tensor from byte `start` on."""
+        entry = self.header.entries[name]
+        if start < 0 or start + len(buffer) > entry.stop - entry.start:
+            raise AssertionError(f"{name}: bytes {start}:{start + len(buffer)} are not all its own")
+        self._reader.read_into(len(self.header.raw) + entry.start + start, buffer)
+
     def header_sha256s(self) -> list[str]:
         """Return SHA-256 of all that precedes the data of each file, hexadecimal.
 
         For shards: first that of the index JSON, then those of the parts, by name.
         """
+        return [hashlib.sha256(self.header.raw).hexdigest()]
 
     def header_sha256(self) -> str:
         """Return one hash for `header_sha256s`: the only one, or that of its lines of text."""
         each = self.header_sha256s()
         return each[0] if len(each) == 1 else hashlib.sha256("\n".join(each).encode()).hexdigest()
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close everything; closing twice is harmless."""
-
     def __enter__(self: _File) -> _File:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def check_unchanged(self, identity: Identity) -> None:

@@ -16,7 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .tensor_file import HEAD_MAJOR, ROW_MAJOR
+HEAD_MAJOR = "hnd"
+ROW_MAJOR = "nhd"
+LAYOUTS = (HEAD_MAJOR, ROW_MAJOR)
+"""Orders of axes in storage: (heads, rows, d), or (rows, heads, d)."""
 
 MAX_N = (1 << 32) - 1
 

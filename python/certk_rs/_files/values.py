@@ -48,10 +48,3 @@ class FiniteCheck:
             if bits.max() == self._ones:
                 return start + int(np.argmax(bits == self._ones))
         return None
-
-
-def not_finite(raw: NDArray[Any], dtype: str) -> NDArray[np.intp]:
-    """Return the positions of NaN and infinities among stored F32, F16 or BF16 (its bits)."""
-    unsigned, ones = _EXPONENT[dtype]
-    bits = raw.view(unsigned)
-    return np.flatnonzero((bits & ones) == ones)

@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 from .. import bounds, gaussian, keepset, selection, windows
 from .._display.plain import plain
 from .._display.shown import Shown
+from .._files.cache import Cache
+from .._files.layers import Layer
+from .._files.names import Names
 from .._files.new_file import write_json
-from ..cache_format import LAYOUTS, Cache, Layer, Names
+from .._files.transposed import LAYOUTS
 from ..errors import CertkError
 from .engine import Progress
 from .inputs import Source, expand
@@ -428,7 +431,7 @@ def _head(
         sigma=float(sigma.mean()),
         kept=kept,
         predicted=tuple(predicted),
-        effective_entries=float(np.mean(windows.effective_entries(masked, eps[main]))),
+        effective_entries=float(np.mean(windows.effective(masked, eps[main]).count)),
         participation=float(np.mean(windows.participation(masked))),
         single_gap=enough("single_gap"),
         multi_gap=enough("multi_gap"),

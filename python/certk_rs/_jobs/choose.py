@@ -42,8 +42,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _native
-from .._files.masses import lower_ends, storable_budget, storable_weights, upper_ends
-from ..cache_format import NAMES, ROW_MAJOR, Cache, Layer, Options, mass_dtype, widen
+from .._files.cache import Cache
+from .._files.certificate import Options
+from .._files.layers import Layer
+from .._files.masses import lower_ends, mass_dtype, storable_budget, storable_weights, upper_ends
+from .._files.safetensors import NAMES
+from .._files.transposed import ROW_MAJOR
+from .._files.values import widen
 from ..errors import CertkError
 from ..hot_keys import Demand, Edge, Rows
 from ..results import Status

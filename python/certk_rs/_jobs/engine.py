@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__, _native
+from .._files.certificate import TensorFacts
+from .._files.layers import Layer
 from .._files.location import Location
-from ..cache_format import Layer, TensorFacts
 from ..errors import CertkError
 from .choose import Ask, choose_layers
 from .inputs import Input

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from .._files.cache import Cache
 from .._files.location import Location, directories, locate, split_magic
 from .._files.sharded import INDEX_SUFFIX, is_index, parts_of
-from ..cache_format import Cache
 from ..errors import CertkError
 
 SUFFIX = ".safetensors"

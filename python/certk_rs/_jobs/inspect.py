@@ -24,12 +24,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .._files.cache import Cache
+from .._files.certificate import Certificate, read_certificate
+from .._files.layers import Layer, layout
 from .._files.location import Location
+from .._files.masses import Budgets
+from .._files.names import Names, infer
 from .._files.safetensors import ITEMSIZE
 from .._files.sharded import ShardedFile, open_tensors
-from .._files.spelling import infer
-from .._files.tensor_file import HEAD_MAJOR, ROW_MAJOR, TensorFile
-from ..cache_format import Budgets, Cache, Certificate, Layer, Names, layout, read_certificate
+from .._files.tensor_file import SafetensorsFile
+from .._files.transposed import HEAD_MAJOR, ROW_MAJOR
 from ..errors import CertkError, one_line
 
 Facts = dict[str, Any]
@@ -148,7 +152,7 @@ def _layer(cache: Cache, layer: Layer) -> Facts:
     }
 
 
-def _output(file: TensorFile) -> Facts | None:
+def _output(file: SafetensorsFile) -> Facts | None:
     """Return `kept` of `total` keys by the shapes of tensors, and what the certificate says."""
     if "certk" not in file.header.metadata:
         return None

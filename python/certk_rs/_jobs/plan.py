@@ -15,18 +15,13 @@ from typing import Any
 
 from .. import __version__
 from .._files.atomic import already_exists
+from .._files.cache import Cache
+from .._files.certificate import Certificate, Options, TensorFacts
+from .._files.layers import Layer
 from .._files.location import Location, locate
-from ..cache_format import (
-    ITEMSIZE,
-    Budgets,
-    Cache,
-    Certificate,
-    Layer,
-    Options,
-    TensorFacts,
-    guard_bytes,
-    proof_bytes,
-)
+from .._files.masses import Budgets
+from .._files.output import guard_bytes, proof_bytes
+from .._files.safetensors import ITEMSIZE
 from ..errors import CertkError
 from .inputs import Input, Source, changed_at, check_apart, expand
 from .request import Request

@@ -19,9 +19,12 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from .._display.plain import plain
+from .._files.certificate import Options
+from .._files.layers import Layer
 from .._files.location import Location
-from .._files.output_reader import OutputReader
-from ..cache_format import ITEMSIZE, Layer, Options, SafetensorsFile
+from .._files.output import OutputReader
+from .._files.safetensors import ITEMSIZE
+from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError, told
 from .engine import Progress
 from .folder import Found, JobRecord, find_outputs, inputs_of

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Layer, Options
+from .._files.certificate import Options
+from .._files.layers import Layer
 from .held_out import HeldOut
 
 PROMISED, HELD_OUT, LEFT_OUT = 0, 1, 2

@@ -15,7 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..cache_format import ITEMSIZE, ROW_MAJOR, Layer, TensorFacts, guard_bytes, proof_bytes
+from .._files.certificate import TensorFacts
+from .._files.layers import Layer
+from .._files.output import guard_bytes, proof_bytes
+from .._files.safetensors import ITEMSIZE
+from .._files.transposed import ROW_MAJOR
 from ..errors import CertkError
 from ..hot_keys import hottest
 from .choose import Ask

@@ -11,25 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._files.cache import Cache
+from .._files.certificate import Certificate, Options, TensorFacts, read_certificate
 from .._files.guards import code_bytes, guard_tensors
 from .._files.location import Location
-from .._files.output import index_type
-from .._files.tensor_file import Header, TensorFile
-from ..cache_format import (
-    STORAGE,
-    Cache,
-    Certificate,
-    Counts,
-    Form,
-    Options,
-    OutputFile,
-    SafetensorsFile,
-    TensorFacts,
-    open_tensors,
-    output_header,
-    output_tensors,
-    read_certificate,
-)
+from .._files.output import Counts, OutputFile, index_type, output_header, output_tensors
+from .._files.safetensors import STORAGE, Form, Header
+from .._files.sharded import open_tensors
+from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..guard import guard_head, others
 from .choose import as_native
@@ -199,7 +188,7 @@ def _opened(target: Location) -> Iterator[tuple[SafetensorsFile, Certificate]]:
         yield file, certificate
 
 
-def _holds(file: TensorFile, facts: Mapping[str, TensorFacts]) -> bool:
+def _holds(file: SafetensorsFile, facts: Mapping[str, TensorFacts]) -> bool:
     return all(file.sha256(name) == fact.sha256 for name, fact in facts.items())
 
 

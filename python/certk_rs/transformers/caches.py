@@ -25,11 +25,9 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ..cache_format import Cache as CacheFile
-from ..cache_format import (
-    Layer,
-    SafetensorsFile,
-)
+from .._files.cache import Cache as CacheFile
+from .._files.layers import Layer
+from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..guard import Guard
 from .capture_file import CacheWriter

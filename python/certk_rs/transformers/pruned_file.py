@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from .._files.guards import guard_forms, guarded_heads
-from .._files.output_reader import OutputReader
-from ..cache_format import NAMES, Layer
+from .._files.layers import Layer
+from .._files.output import OutputReader
+from .._files.safetensors import NAMES
 from ..errors import CertkError
 from ..guard import Guard, others
 from .stored import tensor

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..cache_format import Cache as CacheFile
-from ..cache_format import Layer, TensorFacts
+from .._files.cache import Cache as CacheFile
+from .._files.certificate import TensorFacts
+from .._files.layers import Layer
 from ..errors import CertkError
 from .stored import tensor
 

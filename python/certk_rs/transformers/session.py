@@ -25,13 +25,13 @@ from .._files.index import PARTS
 from .._files.safetensors import (
     ITEMSIZE,
     Entry,
-    SafetensorsFile,
     are_sizes,
     parse_json,
     quote,
     written,
 )
 from .._files.scratch import open_to_map
+from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..key_index import KeyIndex
 from ..sparse_attention import ValueBall, ball_of_parts

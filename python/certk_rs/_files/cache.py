@@ -1,27 +1,4 @@
-"""Cache files: names, shapes and metadata of inputs and outputs.
-
-**Input.** A safetensors file, or an index JSON beside several, with, for every layer i,
-`layers.{i}.key` and `layers.{i}.value` of shape (1, kv_heads, n, d) or (kv_heads, n, d) and
-`layers.{i}.query` of shape (1, heads, m, d) or (heads, m, d), heads a multiple of kv_heads (query
-heads h*group .. (h+1)*group - 1 share kv head h), in F32, F16 or BF16. Where the caller says so
-(layout "nhd"), heads and positions in the other order. Other spellings are found by themselves
-(`KNOWN_NAMES`) or told by a pattern such as `model.{i}.attn.{key|value|query}`: exactly one `{i}`
-(the layer number) and exactly one `{a|b|c}`, the three words for key, value and query in this
-order. Optional metadata: `scale`, a decimal string or `1/sqrt(N)` (default: the float64 nearest
-d^-1/2), and `causal_offset`, an integer (query i sees the keys <= i + offset; default: every query
-sees every key).
-
-**Output.** One safetensors file in the canonical form of `_files.safetensors`, self-contained:
-
-    layers.{i}.indices              kept positions of the input, ascending, I32 (I64 if n >= 2^31):
-                                    (total,), one kv head after the other, or (kept,) by layer
-    layers.{i}.indptr               (kv_heads + 1,) I64, by head only
-    layers.{i}.key, .value          (total, d), or (kv_heads, kept, d) by layer: the kept rows
-
-with what proves that they suffice (`_files.output`; every tensor is described in docs/files.md),
-and one metadata entry `certk`: the `Certificate` as canonical JSON (sorted keys, no spaces,
-shortest floats).
-"""
+"""Inputs of jobs: a cache whose names, shapes and metadata are checked."""
 
 from __future__ import annotations
 
@@ -32,69 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._files.certificate import Certificate, Options, TensorFacts, read_certificate
-from ._files.layers import Layer, layout, nearest_rsqrt, read_metadata
-from ._files.location import Place
-from ._files.masses import Budgets, mass_dtype
-from ._files.names import KNOWN_NAMES, Names, detect
-from ._files.output import (
-    Counts,
-    OutputFile,
-    counts_in,
-    guard_bytes,
-    output_header,
-    output_tensors,
-    proof_bytes,
-)
-from ._files.output_reader import rises
-from ._files.remarks import remarks
-from ._files.safetensors import ITEMSIZE, Form, SafetensorsFile, quote
-from ._files.sharded import INDEX_SUFFIX, open_tensors
-from ._files.tensor_file import HEAD_MAJOR, LAYOUTS, NAMES, ROW_MAJOR, STORAGE, TensorFile
-from ._files.values import FiniteCheck, not_finite, widen
-from .errors import CertkError
+from ..errors import CertkError
+from . import layers
+from .certificate import TensorFacts
+from .layers import Layer
+from .location import Place
+from .names import Names, detect
+from .safetensors import ITEMSIZE, STORAGE, quote
+from .sharded import open_tensors
+from .transposed import ROW_MAJOR
+from .values import FiniteCheck, widen
 
-__all__ = [
-    "HEAD_MAJOR",
-    "INDEX_SUFFIX",
-    "ITEMSIZE",
-    "KNOWN_NAMES",
-    "LAYOUTS",
-    "NAMES",
-    "ROW_MAJOR",
-    "STORAGE",
-    "Budgets",
-    "Cache",
-    "Certificate",
-    "Counts",
-    "Form",
-    "Layer",
-    "Names",
-    "Options",
-    "OutputFile",
-    "SafetensorsFile",
-    "TensorFacts",
-    "TensorFile",
-    "counts_in",
-    "detect",
-    "guard_bytes",
-    "layout",
-    "mass_dtype",
-    "nearest_rsqrt",
-    "not_finite",
-    "open_tensors",
-    "output_header",
-    "output_tensors",
-    "proof_bytes",
-    "read_certificate",
-    "read_metadata",
-    "rises",
-    "widen",
-]
-
-
-# As `layout` is also an argument below.
-layers_of = layout
 _PART = 1 << 20
 
 
@@ -119,8 +44,8 @@ class Cache:
         try:
             entries = self.file.header.entries
             self.names = Names(pattern) if pattern is not None else detect(where, entries)
-            self.layers = layers_of(where, self.file.header.forms, self.names, layout)
-            self.scales, self.causal_offset = read_metadata(
+            self.layers = layers.layout(where, self.file.header.forms, self.names, layout)
+            self.scales, self.causal_offset = layers.read_metadata(
                 where, self.file.header.metadata, self.layers
             )
         except BaseException:
@@ -137,7 +62,7 @@ class Cache:
     @property
     def warnings(self) -> list[str]:
         """Remarks on an input that can be pruned all the same, a line each."""
-        said = remarks(self.layers, self.causal_offset, self.others, self.names.pattern)
+        said = layers.remarks(self.layers, self.causal_offset, self.others, self.names.pattern)
         return [f"{self.path}: {remark}" for remark in said]
 
     def read(
@@ -151,7 +76,7 @@ class Cache:
     ) -> NDArray[Any]:
         """Read some rows of some heads as stored: (heads, m, d), or (kv_heads, n, d).
 
-        The order of axes does not depend on the layout. `buffer` is as in `TensorFile.read_heads`.
+        The order of axes does not depend on the layout; `buffer` as in `file.read_heads`.
         """
         return self.file.read_heads(
             layer.names[role], heads, rows, layout=layer.layout, buffer=buffer
