@@ -181,7 +181,8 @@ test-msrv: $(VENV)/.tools
 # A workspace of its own, with checks of overflow. What it builds may be used again.
 fuzz-smoke:
 	@echo '== fuzz targets over seeds and random inputs'
-	cargo test --manifest-path fuzz/Cargo.toml --target-dir target/fuzz --release --locked --no-default-features
+	env CERTK_FUZZ_INPUTS=10000 \
+		cargo test --manifest-path fuzz/Cargo.toml --target-dir target/fuzz --release --locked --no-default-features replay
 
 FUZZ_SECONDS ?= 600
 fuzz:
@@ -194,15 +195,16 @@ fuzz:
 
 # The standard library of nightly is without instrumentation, which finds less in it and nothing less in what is ours.
 test-asan:
-	env RUSTFLAGS=-Zsanitizer=address CERTK_EMULATED=1 cargo +nightly test --release --target-dir target/asan \
-		--target "$$(rustc -vV | sed -n 's/host: //p')" --features files,montecarlo --lib --test hardened
+	for part in '--lib' '--test soundness guard'; do \
+		env RUSTFLAGS=-Zsanitizer=address CERTK_EMULATED=1 cargo +nightly test --release --target-dir target/asan \
+			--target "$$(rustc -vV | sed -n 's/host: //p')" --features files,montecarlo $$part || exit 1; \
+	done
 
 # Here the standard library must have instrumentation, too: what its locks put in order would look like a race.
 test-tsan:
 	env RUSTFLAGS=-Zsanitizer=thread CERTK_EMULATED=1 cargo +nightly test -Zbuild-std --release --target-dir target/tsan \
-		--target "$$(rustc -vV | sed -n 's/host: //p')" --features montecarlo,portable-fma --test contexts --test hosts
-	env RUSTFLAGS=-Zsanitizer=thread CERTK_EMULATED=1 cargo +nightly test -Zbuild-std --release --target-dir target/tsan \
-		--target "$$(rustc -vV | sed -n 's/host: //p')" --features files,montecarlo,portable-fma --test soundness -- snapshots
+		--target "$$(rustc -vV | sed -n 's/host: //p')" --features files,montecarlo,portable-fma \
+		--test runtime --test soundness -- contexts hosts snapshots
 
 # Which slices are made of borrowed memory: what one is made of may be written by nobody else, gaps included.
 test-miri:
@@ -212,7 +214,7 @@ test-miri:
 test-valgrind:
 	@command -v valgrind > /dev/null || { echo 'valgrind is needed'; exit 1; }
 	@echo '== kernels under valgrind, which knows no AVX-512'
-	binary=$$(cargo test --release --features files,montecarlo --test hardened --no-run 2>&1 | sed -n 's/.*(\(.*hardened-.*\)).*/\1/p') && \
+	binary=$$(cargo test --release --features files,montecarlo --test soundness --no-run 2>&1 | sed -n 's/.*(\(.*soundness-.*\)).*/\1/p') && \
 		env CERTK_EMULATED=1 \
 		valgrind --quiet --error-exitcode=1 "$$binary" --test-threads 1 rows_of_every vectors_of_every
 

@@ -90,13 +90,19 @@ impl Stored {
         Self::narrowed(&numbers, dtype)
     }
 
+    /// Returns the numbers in a type; in half precision by way of f32, because from f64 some processors round once and some twice.
     pub(crate) fn narrowed(numbers: &[f64], dtype: usize) -> Self {
         match dtype {
             0 => Stored::F32(numbers.iter().map(|&x| x as f32).collect()),
             1 => Stored::F64(numbers.to_vec()),
-            2 => Stored::F16(numbers.iter().map(|&x| f16::from_f64(x)).collect()),
-            _ => Stored::Bf16(numbers.iter().map(|&x| bf16::from_f64(x)).collect()),
+            2 => Stored::F16(numbers.iter().map(|&x| f16::from_f32(x as f32)).collect()),
+            _ => Stored::Bf16(numbers.iter().map(|&x| bf16::from_f32(x as f32)).collect()),
         }
+    }
+
+    /// Returns the numbers in every type.
+    pub(crate) fn all(numbers: &[f64]) -> [Self; 4] {
+        std::array::from_fn(|dtype| Self::narrowed(numbers, dtype))
     }
 
     pub(crate) fn data(&self) -> Data<'_> {

@@ -163,37 +163,3 @@ fn boundary(row: &mut VisibleRow<'_>, kept: usize) -> Option<(f64, f64)> {
     let worst = pieces(&row.keys[..kept]).flatten().copied().fold(f64::INFINITY, f64::min);
     Some((worst, row.keys[kept]))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn required_gaps_at_the_edges() {
-        assert_eq!(required_gap(5, 5, 0.1), Ok(f64::NEG_INFINITY));
-        assert_eq!(required_gap(0, 0, 0.1), Ok(f64::NEG_INFINITY));
-        assert_eq!(required_gap(5, 4, 0.0), Ok(f64::INFINITY));
-        assert_eq!(required_gap(5, 0, 0.5), Ok(f64::INFINITY));
-        assert_eq!(required_gap(4, 3, 0.25), Ok(0.0));
-        assert!(required_gap(4, 3, 0.25f64.next_down()).unwrap() > 0.0);
-        assert!(required_gap(4, 3, 0.26).unwrap() < 0.0);
-        assert!(required_gap(4, 5, 0.25).is_err() && required_gap(4, 3, 1.0).is_err());
-        let far = required_gap(u64::from(u32::MAX), 1, 5e-324).unwrap();
-        assert!((far - (f64::from(u32::MAX) - 1.0).ln() - 744.440_071_921_381_3).abs() < 1e-12);
-    }
-
-    #[test]
-    fn order_and_masks_do_not_matter() {
-        let data = [1.0, f64::NEG_INFINITY, 4.0, 0.0, 3.0];
-        let scores = Scores::new(&data[..], &[5]).unwrap();
-        assert_eq!(score_gap(&scores, &[2]), Ok(vec![2.0]));
-        assert_eq!(score_gap(&scores, &[4]), Ok(vec![f64::INFINITY]));
-        assert_eq!(score_gap(&scores, &[0]), Ok(vec![f64::NEG_INFINITY]));
-        assert_eq!(single_gap(&scores, &[4]), Ok(vec![0.0]));
-        assert_eq!(single_gap(&scores, &[0]), Ok(vec![1.0]));
-        let bound = single_gap(&scores, &[2]).unwrap()[0];
-        assert!((bound - 1.0 / (1.0 + 2f64.exp())).abs() < 1e-13);
-        let refused = single_gap(&scores, &[5]);
-        assert_eq!(refused, Err(Error::KeptCount { place: Place(vec![]), value: 5, n: 4 }));
-    }
-}

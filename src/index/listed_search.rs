@@ -249,10 +249,7 @@ mod tests {
     use super::*;
     use crate::index::codes::Codes;
     use crate::index::made::normal;
-    use crate::index::panel::{FROM, Guess, PanelRow};
-    use crate::index::prepared::Prepared;
     use crate::index::query::Query;
-    use crate::index::query::RowVisibility;
     use crate::kernels::Keys;
 
     /// Keys, some of which have no code, and some of which lie together.
@@ -267,132 +264,6 @@ mod tests {
             }
         }
         data
-    }
-
-    /// Sets found for four rows, in words or bytes, together or alone, have real tails within the reported bounds.
-    #[test]
-    fn tails_of_listed_rows_are_no_larger_than_is_said() {
-        let simd = Simd::current().unwrap();
-        let (mut answered, mut all) = (0, 0);
-        for (n, dim, kind, sigma) in [
-            (1100, 64, 0, 6.0),
-            (2000, 40, 1, 5.0),
-            (1500, 128, 2, 20.0),
-            (1300, 64, 3, 4.0),
-            (4096, 64, 0, 9.0),
-            (1024, 16, 0, 2.0),
-        ] {
-            let data = keys(n, dim, kind);
-            let stored = Keys::new(&data[..], dim, dim);
-            let mut codes = Codes::new(dim, stored, n, None);
-            let room = codes.make_room(n, 1).unwrap();
-            codes.append(simd, stored, (n, room), 1).unwrap();
-            assert_eq!(codes.uncoded().next().is_some(), kind == 1);
-            let moments = codes.moments(simd).unwrap();
-            let scale = sigma / (dim as f64).sqrt();
-            let queries: Vec<Vec<f64>> = (0..4)
-                .map(|q| normal(dim, 100 + q).iter().map(|&x| f64::from(x)).collect())
-                .collect();
-            let prefixes = [n, n - 3, n - n % 16, FROM.max(n / 2 + 1)];
-            for (in_bytes, eps) in
-                [(false, 0.1), (true, 0.1), (false, 0.001), (true, 0.01), (true, 1e-6)]
-            {
-                let prepared: Vec<Prepared> = queries
-                    .iter()
-                    .map(|query| {
-                        if in_bytes {
-                            codes.prepare_in_bytes(simd, query, scale, &moments)
-                        } else {
-                            codes.prepare(simd, query, scale)
-                        }
-                    })
-                    .collect();
-                // An edge from four rows for the next time, too.
-                let mut guess = Guess::default();
-                for _ in 0..2 {
-                    let mut scratch: Vec<QueryScratch> =
-                        (0..4).map(|_| QueryScratch::default()).collect();
-                    let [a, b, c, d] = &mut scratch[..] else { unreachable!() };
-                    let rows = [(0, a), (1, b), (2, c), (3, d)].map(|(q, scratch)| {
-                        let (numbers, prefix) = (prepared[q].numbers(), prefixes[q]);
-                        PanelRow { numbers, prefix, eps, above: &mut scratch.above }
-                    });
-                    codes.split(simd, rows, &guess, 1).unwrap();
-                    for q in 0..4 {
-                        let query = Query::new(&queries[q], scale, f64::from(codes.largest()));
-                        let row_visibility = RowVisibility { prefix: prefixes[q], allowed: None };
-                        let search = ThresholdSearch {
-                            simd,
-                            codes: &codes,
-                            keys: Some(stored),
-                            query: &query,
-                            prepared: &prepared[q],
-                            row_visibility,
-                            eps,
-                            trim: false,
-                            beside: None,
-                        };
-                        let scratch = &mut scratch[q];
-                        all += 1;
-                        let mut state = search.begin_above(scratch);
-                        if state.is_none() {
-                            continue;
-                        }
-                        let Ok(Some(found)) = listed(&search, scratch, &mut state) else {
-                            continue;
-                        };
-                        answered += 1;
-                        guess.learn(&scratch.above);
-                        let scores: Vec<f64> = data
-                            .chunks_exact(dim)
-                            .take(prefixes[q])
-                            .map(|key| {
-                                let terms = key.iter().zip(&queries[q]);
-                                terms.map(|(k, q)| f64::from(*k) * q).sum::<f64>() * scale
-                            })
-                            .collect();
-                        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                        let mut kept = vec![false; scores.len()];
-                        found.kept.iter().for_each(|&key| kept[key as usize] = true);
-                        assert!(
-                            found.kept.is_sorted()
-                                && found.kept.len() == kept.iter().filter(|kept| **kept).count()
-                        );
-                        let weight = |key: usize| (scores[key] - top).exp();
-                        let total: f64 = (0..scores.len()).map(weight).sum();
-                        let tail: f64 =
-                            (0..scores.len()).filter(|&key| !kept[key]).map(weight).sum();
-                        assert!(
-                            tail / total <= found.upper * (1.0 + 1e-9) && found.upper <= eps,
-                            "{n} {dim} {kind} {eps} {in_bytes}: {} {}",
-                            tail / total,
-                            found.upper
-                        );
-                    }
-                }
-            }
-        }
-        // Most rows are answered this way, or it would not be worth having.
-        assert!(answered * 10 > all * 7, "{answered} of {all}");
-    }
-
-    /// A row's list to its end.
-    fn listed(
-        search: &ThresholdSearch<'_, f32>,
-        scratch: &mut QueryScratch,
-        state: &mut Option<ThresholdState>,
-    ) -> Result<Option<crate::index::found::Found>, Error> {
-        loop {
-            let Step::Score(chosen) = search.choose(scratch, state)? else { return Ok(None) };
-            ThresholdSearch::<f32>::make_room(scratch, &chosen)?;
-            let (count, offset) = (chosen.kept.len(), search.prepared.offset);
-            let picked = Picked::Listed(&chosen.kept);
-            let keys = search.keys.unwrap();
-            search.query.score(search.simd, keys, picked, offset, &mut scratch.exact[..count]);
-            if let Some(found) = search.judge(scratch, state, chosen)? {
-                return Ok(Some(found));
-            }
-        }
     }
 
     /// The quantization errors of keys and of a query are within their bounds, per key and jointly, and the bounds are tight.

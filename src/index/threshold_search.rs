@@ -459,7 +459,6 @@ pub(super) fn weight(key: f32, shift: f32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::made::normal;
     use crate::numerics::double_double::DoubleDouble;
 
     /// Products of whole numbers that nearly cancel, exact as integers: computed ones are as near as is said.
@@ -508,74 +507,5 @@ mod tests {
             }
         }
         assert!(worst > 0.02, "{worst}");
-    }
-
-    #[test]
-    fn a_few_keys_are_scored_and_the_rest_is_bounded() {
-        let simd = Simd::current().unwrap();
-        for (n, dim, sigma) in
-            [(4096, 64, 4.0), (20_000, 128, 3.0), (1000, 20, 5.0), (4096, 64, 0.5)]
-        {
-            let data = normal(n * dim, 7);
-            let keys = Keys::new(&data[..], dim, dim);
-            let mut codes = Codes::new(dim, keys, n, Some(dim == 128));
-            let room = codes.make_room(n, 2).unwrap();
-            codes.append(simd, keys, (n, room), 2).unwrap();
-            let mut scratch = QueryScratch::default();
-            for (seed, eps) in [(1, 0.1), (2, 0.01), (3, 0.001), (4, 1e-6)] {
-                let q: Vec<f64> = normal(dim, seed).iter().map(|&x| f64::from(x)).collect();
-                let scale = sigma / (dim as f64).sqrt();
-                let prepared = codes.prepare(simd, &q, scale);
-                let query = Query::new(&q, scale, f64::from(codes.largest()));
-                scratch.scores.resize(n.next_multiple_of(LANES), 0.0);
-                codes.scan(simd, [&prepared], [&mut scratch.scores], 1).unwrap();
-                let exact: Vec<f64> = data
-                    .chunks_exact(dim)
-                    .map(|key| {
-                        key.iter().zip(&q).map(|(k, q)| f64::from(*k) * q).sum::<f64>() * scale
-                    })
-                    .collect();
-                for (score, code) in exact.iter().zip(&scratch.scores) {
-                    let off = score - prepared.offset - f64::from(*code);
-                    assert!(off.abs() <= prepared.code_error.reach() || *code == f32::NEG_INFINITY);
-                }
-                let row_visibility = RowVisibility { prefix: n, allowed: None };
-                let (keys, trim) = (Some(keys), true);
-                let search = ThresholdSearch {
-                    simd,
-                    codes: &codes,
-                    keys,
-                    query: &query,
-                    prepared: &prepared,
-                    row_visibility,
-                    eps,
-                    trim,
-                    beside: None,
-                };
-                let found = search.run(&mut scratch, 1).unwrap();
-                let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let weights: Vec<f64> = exact.iter().map(|score| (score - top).exp()).collect();
-                let all: f64 = weights.iter().sum();
-                let mut kept = vec![false; n];
-                found.kept.iter().for_each(|&key| kept[key as usize] = true);
-                let tail: f64 =
-                    weights.iter().zip(&kept).filter(|(_, kept)| !**kept).map(|(w, _)| w).sum();
-                assert!(
-                    tail / all <= found.upper && found.upper <= eps && found.lower <= tail / all
-                );
-                let mut sorted = weights.clone();
-                sorted.sort_by(|a, b| b.total_cmp(a));
-                let mut sum = 0.0;
-                let least = sorted
-                    .iter()
-                    .take_while(|w| {
-                        let more = sum < (1.0 - eps) * all;
-                        sum += **w;
-                        more
-                    })
-                    .count();
-                assert!((least..=least + least / 10 + 9).contains(&found.kept.len()), "{n} {eps}");
-            }
-        }
     }
 }

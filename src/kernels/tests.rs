@@ -210,6 +210,13 @@ fn every_level_has_the_same_bits() {
     same_bits(|v| Doubled(v as f32));
     same_bits(|v| Doubled(f16::from_f64(v)));
     same_bits(|v| Doubled(bf16::from_f64(v)));
+    // Stored weights.
+    let levels = Simd::all();
+    let weights = padded(scores(1000, 1.0).into_iter().map(f64::exp));
+    let want = digest(levels[levels.len() - 1].1, &weights, Identity);
+    for (name, level) in levels {
+        assert_eq!(digest(*level, &weights, Identity), want, "{name}");
+    }
 }
 
 #[test]
@@ -225,48 +232,27 @@ fn every_half_widens_exactly() {
     }
 }
 
-#[test]
-fn stored_weights_have_the_same_bits() {
-    let levels = Simd::all();
-    let scores = padded(scores(1000, 1.0).into_iter().map(f64::exp));
-    let want = digest(levels[levels.len() - 1].1, &scores, Identity);
-    for (name, level) in levels {
-        assert_eq!(digest(*level, &scores, Identity), want, "{name}");
-    }
-}
-
+/// Sums of a whole row are those below an edge above it.
 #[test]
 fn sums_below_an_edge_have_the_same_bits() {
     let levels = Simd::all();
-    for n in LENGTHS {
-        let row = padded(scores(n, 3.0).into_iter().map(|score| score as f32));
-        let shift = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        for edge in [shift - 9.0, shift - 1.0, shift] {
-            let want = levels[levels.len() - 1].1.below(&row, shift, edge);
-            for (name, level) in levels {
-                assert_eq!(level.below(&row, shift, edge), want, "{name} {n}");
-            }
-        }
-    }
-}
-
-#[test]
-fn sums_of_a_whole_row_are_those_below_an_edge_above_it() {
-    let levels = Simd::all();
-    for n in LENGTHS {
+    let portable = levels[levels.len() - 1].1;
+    for (n, masks) in LENGTHS.into_iter().flat_map(|n| [(n, false), (n, true)]) {
         let mut row = padded(scores(n, 3.0).into_iter().map(|score| score as f32));
-        for masks in [false, true] {
-            if masks {
-                row.iter_mut().step_by(3).for_each(|score| *score = f32::NEG_INFINITY);
+        if masks {
+            row.iter_mut().step_by(3).for_each(|score| *score = f32::NEG_INFINITY);
+        }
+        let shift = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if shift == f32::NEG_INFINITY {
+            continue;
+        }
+        for (name, level) in levels {
+            for edge in [shift - 9.0, shift - 1.0, shift] {
+                let want = portable.below(&row, shift, edge);
+                assert_eq!(level.below(&row, shift, edge), want, "{name} {n} {masks}");
             }
-            let shift = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            if shift == f32::NEG_INFINITY {
-                continue;
-            }
-            let want = levels[levels.len() - 1].1.below(&row, shift, f32::INFINITY);
-            for (name, level) in levels {
-                assert_eq!(level.whole(&row, shift), want, "{name} {n} {masks}");
-            }
+            let want = portable.below(&row, shift, f32::INFINITY);
+            assert_eq!(level.whole(&row, shift), want, "{name} {n} {masks}");
         }
     }
 }
@@ -451,81 +437,6 @@ fn every_f32_exponent_is_within_the_bound() {
         worst_flat / unit
     );
     assert!(worst <= 1.0);
-}
-
-/// Not a test: prints what each pass costs at the level `CERTK_LEVEL`, in ns per element.
-/// `cargo test --release --lib -- --ignored speed --nocapture`
-#[test]
-#[ignore = "prints times"]
-fn speed() {
-    use std::time::Instant;
-    let simd = match std::env::var("CERTK_LEVEL") {
-        Ok(name) => Simd::all().iter().find(|l| l.0 == name).unwrap().1,
-        _ => Simd::all()[0].1,
-    };
-    for n in [128usize, 512, 4096, 32768, 1 << 20] {
-        let row: Vec<f32> = padded(scores(n, 1.5).into_iter().map(|v| v as f32));
-        let mut buffer = vec![0f32; n + 2000];
-        let skip = buffer.as_ptr().align_offset(64) + 512;
-        let copy = &mut buffer[skip..skip + n];
-        let reps = (1 << 22) / n;
-        let time = |name: &str, f: &mut dyn FnMut()| {
-            let mut best = f64::MAX;
-            for _ in 0..15 {
-                let t = Instant::now();
-                for _ in 0..reps {
-                    f();
-                }
-                best = best.min(t.elapsed().as_secs_f64() / (reps * n) as f64 * 1e9);
-            }
-            print!("{name} {best:.4}  ");
-        };
-        print!("n={n}: ");
-        time("memcpy", &mut || copy.copy_from_slice(std::hint::black_box(&row)));
-        let mut s = simd.survey(Some(&row), n, copy);
-        time("survey", &mut || s = simd.survey(Some(&row), n, copy));
-        time("survey-", &mut || s = simd.survey(None, n, copy));
-        time("rough", &mut || {
-            std::hint::black_box(simd.rough(copy, s.largest, 1.0));
-        });
-        let weight_fn = Exp(s.largest);
-        let copy = &*copy;
-        time("mass", &mut || {
-            std::hint::black_box(simd.mass(copy, weight_fn));
-        });
-        let mut weights = vec![0f32; n];
-        time("weights", &mut || {
-            std::hint::black_box(simd.weights(copy, weight_fn, &mut weights));
-        });
-        let mut sorted = row.clone();
-        sorted.sort_by(f32::total_cmp);
-        let range = (sorted[n / 2], sorted[n / 2 + n / 20]);
-        let mut b = Bracket::default();
-        b.reserve(n);
-        time("split", &mut || {
-            b.clear();
-            std::hint::black_box(simd.split(copy, weight_fn, range, None, &mut b));
-        });
-        let p: [f32; 8] = std::array::from_fn(|i| sorted[n * (i + 1) / 9]);
-        time("pivots", &mut || {
-            std::hint::black_box(simd.pivot_sums(copy, &weights, &p, false));
-        });
-        time("pivots#", &mut || {
-            std::hint::black_box(simd.pivot_sums(copy, &weights, &p, true));
-        });
-        time("narrow", &mut || {
-            std::hint::black_box(simd.narrow_into(copy, &weights, range, &mut b));
-        });
-        time("extent", &mut || {
-            std::hint::black_box(simd.extent(copy));
-        });
-        let mut out = Vec::with_capacity(n + 64);
-        time("emit", &mut || {
-            out.clear();
-            simd.emit(copy, Positions::From(0), sorted[n / 2], true, &mut out);
-        });
-        println!();
-    }
 }
 
 #[test]

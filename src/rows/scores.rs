@@ -481,53 +481,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strides_and_places() {
-        let data: Vec<f32> = (0..24).map(|i| i as f32).collect();
-        let scores = Scores::strided(&data, &[2, 3, 2], &[12, 4]).unwrap();
-        assert_eq!(scores.rows(), 6);
-        assert_eq!(scores.data.get(4, 0), 16.0);
-        assert_eq!(scores.place(4, Some(1)), Place(vec![1, 1, 1]));
-        assert!(Scores::strided(&data, &[2, 3, 5], &[12, 4]).is_err());
-        assert!(Scores::new(&data, &[5, 5]).is_err());
-        assert!(Scores::new(&data, &[]).is_err());
-    }
-
-    #[test]
-    fn prefixes_combine() {
-        let data = vec![0.0f32; 12];
-        let lengths = [4, 2, 1];
-        let scores = Scores::new(&data, &[3, 4]).unwrap();
-        let scores = scores.lengths(&lengths).unwrap().causal_offset(-1).unwrap();
-        let visible: Vec<usize> = (0..3).map(|r| scores.span(r).prefix).collect();
-        assert_eq!(visible, [0, 1, 1]);
-        assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[5]).is_err());
-        assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[-1, 0, 0]).is_err());
-        assert!(Scores::new(&data, &[12]).unwrap().causal_offset(0).is_err());
-    }
-
-    #[test]
-    fn ragged_rows_are_judged() {
-        let data = vec![0.0f32; 5];
-        assert!(Scores::ragged(&data, &[0, 2, 2, 5]).is_ok());
-        for bad in [&[][..], &[1, 5], &[0, 3, 2, 5], &[0, 4], &[0, 6]] {
-            assert!(matches!(Scores::ragged(&data, bad), Err(Error::Indptr { .. })));
-        }
-    }
-
-    #[test]
-    fn masked_nan_is_not_an_error_but_unmasked_is() {
-        let data = [f32::NAN, 1.0, f32::INFINITY];
-        let allowed = [0u8, 1, 0];
-        let scores = Scores::new(&data[..], &[3]).unwrap();
-        assert_eq!(scores.judge(0), Err(Error::ScoreNan { place: Place(vec![0]) }));
-        let scores = scores.mask(Mask::Allowed(&allowed), &[]).unwrap();
-        assert_eq!(scores.judge(0), Ok(()));
-        let mut keys = Vec::new();
-        assert_eq!(scores.wide_scores(0, &mut keys).unwrap().largest, 1.0);
-        assert_eq!(keys, [f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY]);
-    }
-
-    #[test]
     fn whatever_byte_shows_an_entry_it_is_judged() {
         let data = [1.0, 2.0, f64::NAN];
         for byte in 0..=255u8 {

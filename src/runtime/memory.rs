@@ -269,21 +269,4 @@ mod tests {
         assert_eq!(list::<u8>("q", 5).unwrap().capacity(), 5);
         assert_eq!(filled("q", 3, 7).unwrap(), [7; 3]);
     }
-
-    #[test]
-    fn shapes_multiply_or_are_refused() {
-        let half = 1 << (usize::BITS / 2);
-        assert_eq!(product("q", &[]), Ok(1));
-        assert_eq!(product("q", &[3, 4]), Ok(12));
-        assert_eq!(product("q", &[half, half, 0]), Ok(0));
-        assert_eq!(product("q", &[usize::MAX, 1]), Ok(usize::MAX));
-        assert!(matches!(product("q", &[half, half]), Err(Error::Shape { argument: "q", .. })));
-    }
-
-    #[test]
-    fn wide_vectors_are_asked_about() {
-        assert_eq!(check_memory_square("keys", &[4, 64], 8), Ok(()));
-        let error = check_memory_square("keys", &[64, ABSURD], 8).unwrap_err().to_string();
-        assert!(error.contains("transpose") && error.starts_with("keys has shape"), "{error}");
-    }
 }

@@ -16,8 +16,6 @@ import pytest
 
 import certk_rs as ck
 from exact_rows import best, exact_scores, inside
-from levels import each_level
-from same_bytes import fields
 
 Rng = np.random.Generator
 Array = np.ndarray
@@ -40,7 +38,6 @@ class Case:
     queries_dtype: str = "float32"
     rule: str = "mass"
     k: int | None = None
-    over: str = "codes"
     max_scored: int | None = None
 
 
@@ -202,7 +199,7 @@ def search(case: Case, threads: int = 1, *, lend: bool = True) -> ck.SearchResul
         at += count
     return index.search(
         queries, case.eps, keys=keys if lend else None, scale=case.scale, rule=case.rule, k=case.k,
-        over=case.over, max_scored=case.max_scored, threads=threads,
+        max_scored=case.max_scored, threads=threads,
     )  # fmt: skip
 
 
@@ -262,29 +259,19 @@ def one(
 # --------------------------------------------------------------------------------- the tests
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_random_rows(kind: Callable[[Rng, int, int], Array]) -> None:
-    """All kinds of keys, queries, scales, budgets, dtypes and ways to build."""
-    rng = np.random.default_rng(KINDS.index(kind))
-    for _ in range(60):
-        case = make(rng, kind)
-        check(case, search(case))
-
-
 def any_search(rng: Rng, case: Case) -> Case:
-    """The same keys and queries, searched by some rule over something, perhaps cut short."""
+    """The same keys and queries, searched by some rule, perhaps cut short."""
     n, rule = len(case.keys), str(rng.choice(["mass", "gap", "top_k"]))
     return replace(
         case,
         rule=rule,
         k=int(rng.integers(1, n + 2)) if rule == "top_k" else None,
-        over=str(rng.choice(["codes", "cells", "both"])),
         max_scored=int(rng.integers(0, n + 3)) if rng.random() < 0.4 else None,
     )
 
 
 def answer(case: Case) -> ck.SearchResult | None:
-    """The answer; none if products are too large for any but a search by mass over codes."""
+    """The answer; none if products are too large for any but a search by mass."""
     try:
         return search(case)
     except ck.CertkError as error:
@@ -294,29 +281,22 @@ def answer(case: Case) -> ck.SearchResult | None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_all_rules_over_everything(kind: Callable[[Rng, int, int], Array]) -> None:
-    """Every rule over codes, cells and both, also where `max_scored` ends it."""
-    rng = np.random.default_rng(100 + KINDS.index(kind))
+def test_random_rows(kind: Callable[[Rng, int, int], Array]) -> None:
+    """All kinds of keys, queries, scales, budgets, dtypes and ways to build; then every rule.
+
+    Also where `max_scored` ends a search.
+    """
+    rng = np.random.default_rng(KINDS.index(kind))
     answered = 0
     for _ in range(60):
-        case = any_search(rng, make(rng, kind))
+        case = make(rng, kind)
+        check(case, search(case))
+        case = any_search(rng, case)
         found = answer(case)
         if found is not None:
             answered += 1
             check(case, found)
     assert answered > 20
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_all_rules_over_everything_many_times(kind: Callable[[Rng, int, int], Array]) -> None:
-    """The same, many more, and with more dimensions."""
-    rng = np.random.default_rng(2000 + KINDS.index(kind))
-    for _ in range(4000):
-        case = any_search(rng, make(rng, kind, most=300))
-        found = answer(case)
-        if found is not None:
-            check(case, found)
 
 
 @pytest.mark.heavy
@@ -327,6 +307,10 @@ def test_many_random_rows(kind: Callable[[Rng, int, int], Array]) -> None:
     for _ in range(4000):
         case = make(rng, kind, most=600)
         check(case, search(case))
+        case = any_search(rng, make(rng, kind, most=300))
+        found = answer(case)
+        if found is not None:
+            check(case, found)
 
 
 def test_the_oracle_refuses() -> None:
@@ -359,11 +343,11 @@ def test_queries_whose_squares_are_not_normal(power: int) -> None:
     keys, query = rng.normal(size=(200, 16)), rng.normal(size=16)
     for eps in (0.3, 0.1, 0.01):
         case = one(keys, query * 10.0**power, 3 * 10.0**-power, eps)
-        for over in ("codes", "cells", "both"):
-            for rule in ("mass", "gap"):
-                asked = replace(case, rule=rule, over=over, max_scored=150)
-                check(asked, search(asked))
-            asked = replace(case, rule="top_k", k=20, over=over)
+        for asked in (
+            replace(case, rule="mass", max_scored=150),
+            replace(case, rule="gap", max_scored=150),
+            replace(case, rule="top_k", k=20),
+        ):
             check(asked, search(asked))
 
 
@@ -373,10 +357,9 @@ def test_products_that_underflow_one_by_one_are_ranked_by_what_they_are(scale: f
     keys = np.full((2, 4096), 0.49 * 2.0**-74)
     keys[1] = 0
     keys[1, 0] = 1200 * 2.0**-74
-    for over in ("codes", "cells", "both"):
-        case = one(keys, np.full(4096, 2.0**-1000), scale, 0.1)
-        asked = replace(case, rule="top_k", k=1, over=over)
-        check(asked, search(asked))
+    case = one(keys, np.full(4096, 2.0**-1000), scale, 0.1)
+    case = replace(case, rule="top_k", k=1)
+    check(case, search(case))
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1])
@@ -440,34 +423,6 @@ def test_appended_key_by_key() -> None:
     for eps in (0.3, 0.01):
         case = one(keys, rng.normal(size=12), 1.0, eps, pieces=[50] + [1] * 350)
         check(case, search(case))
-
-
-def digest(threads: int) -> list[bytes]:
-    """All answers of some cases of every rule, large ones among them, as bytes."""
-    rng = np.random.default_rng(9)
-    parts = []
-    for kind in KINDS:
-        for _ in range(6):
-            case = make(rng, kind)
-            parts += fields(search(case, threads))
-            try:
-                parts += fields(search(any_search(rng, case), threads))
-            except ck.CertkError as error:
-                parts.append(str(error).encode())
-    for rotate in (True, False):
-        keys = rng.normal(size=(32000, 40)) * 10.0 ** rng.uniform(-1, 1, size=40)
-        queries, budgets = rng.normal(size=(9, 40)), np.full(9, 0.02)
-        case = Case("", keys, queries, 0.2, rotate, [28000, 4000], budgets)
-        parts += fields(search(case, threads))
-    return parts
-
-
-def test_same_bits_for_threads_and_levels() -> None:
-    """Threads and instruction sets change nothing."""
-    first = digest(1)
-    assert digest(3) == first
-    for level in each_level():
-        assert digest(2) == first, level
 
 
 def test_rows_do_not_know_each_other() -> None:

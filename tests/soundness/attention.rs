@@ -1,11 +1,13 @@
 //! Outputs of attention against exact averages: each as near as its bound says.
 
 use certk_rs::{
-    AttentionOptions, Budget, IndexOptions, KeyIndex, Precision, ValueBall, Vectors, attention,
+    AttentionOptions, Budget, Error, IndexOptions, KeyIndex, Precision, ValueBall, Vectors,
+    attention,
 };
 
 use crate::exact::{Average, Random, Real, least_tail, product, reals, weights};
-use crate::rows::Stored;
+use crate::levels::at_each;
+use crate::stored::Stored;
 
 struct Case {
     m: usize,
@@ -21,6 +23,19 @@ struct Case {
 }
 
 impl Case {
+    /// Returns a case of queries, keys and values of a type, without a sink.
+    fn of([m, n, dim, width]: [usize; 4], dtype: usize, numbers: [&[f64]; 3]) -> Self {
+        let [queries, keys, values] = numbers.map(|list| Stored::narrowed(list, dtype));
+        let (sinks, scale, causal) = (None, 1.0, false);
+        Case { m, n, dim, width, queries, keys, values, sinks, scale, causal }
+    }
+
+    fn vectors(&self) -> [Vectors<'_>; 3] {
+        let Case { m, n, dim, width, queries, keys, values, .. } = self;
+        [("q", queries, m, dim), ("k", keys, n, dim), ("v", values, n, width)]
+            .map(|(name, of, rows, dim)| Vectors::new(name, of.data(), &[*rows, *dim]).unwrap())
+    }
+
     /// The real average of each row.
     fn real(&self) -> Vec<Average> {
         let rows = |stored: &Stored, dim: usize| -> Vec<Vec<Real>> {
@@ -44,9 +59,7 @@ impl Case {
     /// Attends in every way there is, and judges the bounds; returns the largest.
     fn judge(&self, name: &str, eps: &[f64], precisions: &[Precision]) -> f64 {
         let real = self.real();
-        let q = Vectors::new("q", self.queries.data(), &[self.m, self.dim]).unwrap();
-        let k = Vectors::new("k", self.keys.data(), &[self.n, self.dim]).unwrap();
-        let v = Vectors::new("v", self.values.data(), &[self.n, self.width]).unwrap();
+        let [q, k, v] = self.vectors();
         let ball = ValueBall::new(&v).unwrap();
         let index = match self.keys {
             Stored::F64(_) => None,
@@ -81,76 +94,37 @@ impl Case {
     }
 }
 
-fn stored(dtype: usize, numbers: &[f64]) -> Stored {
-    let [single, double, half, brain] = Stored::all(numbers);
-    [single, double, half, brain].into_iter().nth(dtype).unwrap()
+/// Returns a query of large entries, keys that are nearly alike, so that scores differ by a few nats, and the score of their mean.
+fn nearly_alike(
+    random: &mut Random,
+    n: usize,
+    dim: usize,
+    sizes: [f64; 3],
+) -> (Vec<f64>, Vec<f64>, f64) {
+    let [query, key, step] = sizes;
+    let query: Vec<f64> = random.normals(dim, 1.0).iter().map(|x| query * (x + 7.0)).collect();
+    let base = random.normals(dim, 1.0);
+    let base: Vec<f64> = base.iter().map(|x| key * (x + 5.0) / dim as f64).collect();
+    let keys = (0..n * dim).map(|i| base[i % dim] + step * random.normal()).collect();
+    let top = query.iter().zip(&base).map(|(q, k)| q * k).sum();
+    (query, keys, top)
 }
 
-/// f64 values that are all equal, and a sink beside scores of 1e10: nothing but the errors of the scores moves the output.
+/// Values that are all equal, and a sink beside scores of 1e4 to 1e10: nothing but the errors of the scores moves the output.
 #[test]
 fn large_scores_beside_a_sink() {
     let mut random = Random::new(31);
-    for m in [1, 4, 18] {
-        for dim in [1, 3, 20] {
-            let n = 12;
-            let queries: Vec<f64> =
-                random.normals(dim, 1.0).iter().map(|x| 3e5 * (x + 7.0)).collect();
-            // Keys nearly alike, so that scores differ by a few nats.
-            let base: Vec<f64> =
-                random.normals(dim, 1.0).iter().map(|x| 3e4 * (x + 5.0) / dim as f64).collect();
-            let keys: Vec<f64> = (0..n)
-                .flat_map(|_| base.iter().map(|b| b + 1e-6 * random.normal()).collect::<Vec<f64>>())
-                .collect();
-            let top: f64 = queries.iter().zip(&base).map(|(q, k)| q * k).sum();
-            let case = Case {
-                m,
-                n,
-                dim,
-                width: 2,
-                queries: Stored::F64(queries.repeat(m)),
-                keys: Stored::F64(keys),
-                values: Stored::F64([1.0, -3.0].repeat(n)),
-                sinks: Some(vec![top + 1.0]),
-                scale: 1.0,
-                causal: false,
-            };
-            let most = case.judge("large scores", &[0.0], &[Precision::F64]);
-            assert!(most > 1e-9 && most < 1.0, "{dim}: {most}");
-        }
-    }
-}
-
-/// The same in f32, for many rows at once: scores of 1e4 to 1e6.
-#[test]
-fn many_rows_beside_a_sink() {
-    let mut random = Random::new(32);
-    for (dim, n, size) in [(3, 20, 1.0), (40, 300, 1.0), (2, 5, 10.0), (3, 20, 30.0), (5, 9, 100.0)]
-    {
-        let m = 20;
-        let query: Vec<f64> =
-            random.normals(dim, 1.0).iter().map(|x| 100.0 * size * (x + 7.0)).collect();
-        let base: Vec<f64> =
-            random.normals(dim, 1.0).iter().map(|x| 3.0 * (x + 5.0) / dim as f64).collect();
-        let keys: Vec<f64> = (0..n)
-            .flat_map(|_| {
-                base.iter().map(|b| b + 1e-4 / size * random.normal()).collect::<Vec<f64>>()
-            })
-            .collect();
-        let top: f64 = query.iter().zip(&base).map(|(q, k)| q * k).sum();
-        let case = Case {
-            m,
-            n,
-            dim,
-            width: 3,
-            queries: stored(0, &query.repeat(m)),
-            keys: stored(0, &keys),
-            values: stored(0, &[1.0, -2.0, 5.0].repeat(n)),
-            sinks: Some(vec![top + (n as f64).ln()]),
-            scale: 1.0,
-            causal: false,
-        };
-        let most = case.judge("many rows", &[0.0], &[Precision::F64]);
-        assert!(most > 1e-5, "{dim}: {most}");
+    let f64s = [1, 4, 18].into_iter().flat_map(|m| [(m, 1), (m, 3), (m, 20)]);
+    let f64s = f64s.map(|(m, dim)| (1, m, 12, dim, [3e5, 3e4, 1e-6]));
+    let f32s = [(20, 3, 1.0), (300, 40, 1.0), (5, 2, 10.0), (20, 3, 30.0), (9, 5, 100.0)];
+    let f32s = f32s.map(|(n, dim, size)| (0, 20, n, dim, [100.0 * size, 3.0, 1e-4 / size]));
+    for (dtype, m, n, dim, sizes) in f64s.chain(f32s) {
+        let (query, keys, top) = nearly_alike(&mut random, n, dim, sizes);
+        let values = [1.0, -3.0].repeat(n);
+        let mut case = Case::of([m, n, dim, 2], dtype, [&query.repeat(m), &keys, &values]);
+        case.sinks = Some(vec![top + (n as f64).ln()]);
+        let most = case.judge("large scores", &[0.0], &[Precision::F64]);
+        assert!(most > [1e-5, 1e-9][dtype] && most < 10.0, "{dtype} {n} {dim}: {most}");
     }
 }
 
@@ -163,18 +137,15 @@ fn sums_of_equal_values() {
             for (dtype, sigma) in [(0, 0.0), (0, 1.0), (1, 0.5)] {
                 // Equal scores have equal weights, however many they are.
                 let sigma = if n > 100 { 0.0 } else { sigma };
-                let case = Case {
-                    m,
-                    n,
-                    dim: 2,
-                    width: 2,
-                    queries: stored(dtype, &random.normals(2 * m, sigma)),
-                    keys: stored(dtype, &random.normals(2 * n, 1.0)),
-                    values: stored(dtype, &[value, -value].repeat(n)),
-                    sinks: None,
-                    scale: 1.0,
-                    causal: false,
-                };
+                let case = Case::of(
+                    [m, n, 2, 2],
+                    dtype,
+                    [
+                        &random.normals(2 * m, sigma),
+                        &random.normals(2 * n, 1.0),
+                        &[value, -value].repeat(n),
+                    ],
+                );
                 let most = case.judge("equal values", &[0.0], &[Precision::F64]);
                 assert!(most < 1e-3, "{most}");
             }
@@ -189,12 +160,7 @@ fn tail_masses_of_large_scores() {
     let (mut dropped, mut close) = (0, 0);
     for round in 0..60 {
         let (n, dim) = (6 + random.below(20), [2, 3, 20][round % 3]);
-        let query: Vec<f64> = random.normals(dim, 1.0).iter().map(|x| 3e5 * (x + 7.0)).collect();
-        let base: Vec<f64> =
-            random.normals(dim, 1.0).iter().map(|x| 3e3 * (x + 5.0) / dim as f64).collect();
-        let keys: Vec<f64> = (0..n)
-            .flat_map(|_| base.iter().map(|b| b + 1e-6 * random.normal()).collect::<Vec<f64>>())
-            .collect();
+        let (query, keys, _) = nearly_alike(&mut random, n, dim, [3e5, 3e3, 1e-6]);
         let values = vec![1.0; n];
         let q = Vectors::new("q", &query, &[1, dim]).unwrap();
         let k = Vectors::new("k", &keys, &[n, dim]).unwrap();
@@ -229,18 +195,18 @@ fn ordinary_rows() {
     {
         for dtype in 0..4 {
             let sigma = [1.0, 4.0][(round + dtype) % 2];
-            let case = Case {
-                m,
-                n,
-                dim,
-                width,
-                queries: stored(dtype, &random.normals(m * dim, sigma)),
-                keys: stored(dtype, &random.normals(n * dim, 1.0)),
-                values: stored(dtype, &random.normals(n * width, 1.0)),
-                sinks: (round % 2 == 1).then(|| vec![1.5]),
-                scale: 1.0 / (dim as f64).sqrt(),
-                causal: dtype % 2 == 0,
-            };
+            let mut case = Case::of(
+                [m, n, dim, width],
+                dtype,
+                [
+                    &random.normals(m * dim, sigma),
+                    &random.normals(n * dim, 1.0),
+                    &random.normals(n * width, 1.0),
+                ],
+            );
+            case.sinks = (round % 2 == 1).then(|| vec![1.5]);
+            case.scale = 1.0 / (dim as f64).sqrt();
+            case.causal = dtype % 2 == 0;
             case.judge("ordinary", &[0.0, 0.01, 0.3], &all);
         }
     }
@@ -259,18 +225,8 @@ fn dropped_values_far_from_the_kept_ones() {
                 keys[i * 10 * dim] += 4.0;
                 values[i * 10] = 1.0;
             }
-            let case = Case {
-                m,
-                n,
-                dim,
-                width: 1,
-                queries: stored(dtype, &[1.0, 0.1, -0.1, 0.2].repeat(m)),
-                keys: stored(dtype, &keys),
-                values: stored(dtype, &values),
-                sinks: None,
-                scale: 1.0,
-                causal: false,
-            };
+            let case =
+                Case::of([m, n, dim, 1], dtype, [&[1.0, 0.1, -0.1, 0.2].repeat(m), &keys, &values]);
             let most = case.judge("two sides", &[0.2, 0.4], &[Precision::F64]);
             assert!(most > 0.2, "{most}");
         }
@@ -285,18 +241,11 @@ fn values_that_cancel() {
         let values: Vec<f64> =
             (0..n).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 } + 1e-3 * random.normal()).collect();
         for dtype in 0..2 {
-            let case = Case {
-                m,
-                n,
-                dim: 2,
-                width: 1,
-                queries: stored(dtype, &vec![0.0; 2 * m]),
-                keys: stored(dtype, &random.normals(2 * n, 1.0)),
-                values: stored(dtype, &values),
-                sinks: None,
-                scale: 1.0,
-                causal: false,
-            };
+            let case = Case::of(
+                [m, n, 2, 1],
+                dtype,
+                [&vec![0.0; 2 * m], &random.normals(2 * n, 1.0), &values],
+            );
             case.judge("cancelling", &[0.0], &[Precision::F64]);
         }
     }
@@ -307,22 +256,18 @@ fn values_that_cancel() {
 fn outputs_within_a_tolerance() {
     let mut random = Random::new(36);
     for (m, n, dim, width) in [(3, 500, 16, 4), (18, 400, 24, 5)] {
-        let case = Case {
-            m,
-            n,
-            dim,
-            width,
-            queries: stored(0, &random.normals(m * dim, 4.0)),
-            keys: stored(0, &random.normals(n * dim, 1.0)),
-            values: stored(0, &random.normals(n * width, 1.0)),
-            sinks: None,
-            scale: 0.25,
-            causal: false,
-        };
+        let mut case = Case::of(
+            [m, n, dim, width],
+            0,
+            [
+                &random.normals(m * dim, 4.0),
+                &random.normals(n * dim, 1.0),
+                &random.normals(n * width, 1.0),
+            ],
+        );
+        case.scale = 0.25;
         let real = case.real();
-        let q = Vectors::new("q", case.queries.data(), &[m, dim]).unwrap();
-        let k = Vectors::new("k", case.keys.data(), &[n, dim]).unwrap();
-        let v = Vectors::new("v", case.values.data(), &[n, width]).unwrap();
+        let [q, k, v] = case.vectors();
         let index = KeyIndex::build(&k, &IndexOptions::default()).unwrap();
         for tolerance in [0.3, 1e-2, 1e-4, 1e-5] {
             for (index, precision) in [(None, Precision::F64), (Some(&index), Precision::F32)] {
@@ -338,4 +283,120 @@ fn outputs_within_a_tolerance() {
             }
         }
     }
+}
+
+/// Returns the average of the values that a row sees, in f64.
+fn average(case: &Case, row: usize) -> Vec<f64> {
+    let [queries, keys, values] = [&case.queries, &case.keys, &case.values].map(Stored::wide);
+    let seen = if case.causal { row + 1 + case.n - case.m } else { case.n };
+    let query = &queries[row * case.dim..][..case.dim];
+    let score = |key: &[f64]| case.scale * key.iter().zip(query).map(|(k, q)| k * q).sum::<f64>();
+    let scores: Vec<f64> = keys.chunks_exact(case.dim).take(seen).map(score).collect();
+    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let (mut sums, mut whole) = (vec![0.0; case.width], 0.0);
+    for (score, value) in scores.iter().zip(values.chunks_exact(case.width)) {
+        let weight = (score - top).exp();
+        whole += weight;
+        sums.iter_mut().zip(value).for_each(|(sum, entry)| *sum += weight * entry);
+    }
+    sums.iter().map(|sum| sum / whole).collect()
+}
+
+/// Shapes that take every path of the engines: at all levels and numbers of threads they have the same bits, near the average.
+#[test]
+fn every_shape_is_near_and_the_same_everywhere() {
+    let mut random = Random::new(39);
+    for ([m, n, dim, width], causal, by_index, eps, sigma) in [
+        ([70, 300, 33, 40], false, false, 0.0, 1.0),
+        ([20, 129, 128, 7], true, false, 0.01, 2.0),
+        ([66, 400, 64, 64], true, true, 0.02, 4.0),
+        ([16, 1000, 32, 80], false, true, 0.01, 0.3),
+        ([4, 700, 40, 20], false, true, 0.01, 4.0),
+        ([4, 700, 40, 20], false, false, 0.01, 0.5),
+        ([3, 200, 16, 16], false, false, 0.1, 6.0),
+        // Rows that are searched by panels, of many and of few, of which little can be dropped, and alone.
+        ([40, 1500, 64, 16], true, true, 0.02, 7.0),
+        ([64, 1200, 40, 24], false, true, 0.1, 9.0),
+        ([5, 1100, 64, 20], true, true, 0.01, 6.0),
+        ([4, 1100, 32, 20], false, true, 0.01, 0.5),
+        ([1, 1040, 48, 16], false, true, 0.05, 5.0),
+        // Rows that are thinned in f32, in units that are whole and not.
+        ([130, 2500, 64, 24], true, true, 0.05, 8.0),
+        ([70, 2100, 128, 130], false, true, 0.01, 10.0),
+        // The same with an index of their own.
+        ([300, 2304, 32, 16], false, false, 0.1, 9.0),
+        // Few rows of so many keys that threads share them, from 2^21 products on, or 2^18: by lists, in full, and in parts.
+        ([1, 40_000, 64, 16], false, true, 0.05, 5.0),
+        ([4, 40_000, 16, 20], true, true, 0.1, 2.5),
+        ([1, 9000, 128, 16], false, false, 0.01, 0.5),
+        ([5, 9000, 32, 16], true, false, 0.2, 3.0),
+    ] {
+        let numbers = [(m * dim, sigma), (n * dim, 1.0), (n * width, 1.0)];
+        let [queries, keys, values] = numbers.map(|(count, sigma)| random.normals(count, sigma));
+        let mut case = Case::of([m, n, dim, width], 0, [&queries, &keys, &values]);
+        (case.scale, case.causal) = (1.0 / (dim as f64).sqrt(), causal);
+        let [q, k, v] = case.vectors();
+        let index = by_index.then(|| KeyIndex::build(&k, &IndexOptions::default()).unwrap());
+        let options = AttentionOptions::new().scale(case.scale).causal(causal);
+        let run = |threads: usize| {
+            let options = options.clone().threads(threads);
+            attention(&q, &k, &v, Budget::TailMass(&[eps]), index.as_ref(), &options).unwrap()
+        };
+        let found = run(1);
+        assert!(found == run(3) && found == run(16));
+        at_each(|level| assert!(run(1) == found, "{level} {m} {n} {dim}"));
+        let bounds = found.error_bound(&q, &v, &options).unwrap();
+        for (row, bound) in bounds.iter().enumerate() {
+            let off =
+                found.row(row).into_iter().zip(average(&case, row)).map(|(a, b)| (a - b).powi(2));
+            let off = off.sum::<f64>().sqrt();
+            assert!(off <= bound + 1e-12 && found.tail_mass_upper[row] <= eps, "{m} {n}: {off}");
+        }
+    }
+}
+
+/// A sink that outweighs its row by hundreds of nats leaves something of what was dropped.
+#[test]
+fn a_sink_makes_no_loss_nothing() {
+    let case = Case::of([1, 4, 1, 1], 0, [&[1.0], &[0.0, -600.0, -600.0, -600.0], &[1.0; 4]]);
+    let [q, k, v] = case.vectors();
+    let index = KeyIndex::build(&k, &IndexOptions::default()).unwrap();
+    for sink in [-900.0, 0.0, 200.0, 400.0, 700.0, 1e300] {
+        for index in [None, Some(&index)] {
+            let sinks = [sink];
+            let options = AttentionOptions::new().sinks(&sinks[..]).even_if_slower(true);
+            let found = attention(&q, &k, &v, Budget::TailMass(&[0.1]), index, &options).unwrap();
+            let real = 3.0 * (-600.0 - f64::max(sink, 0.0)).exp();
+            assert_eq!(found.tail_mass_upper[0] > 0.0, found.k[0] < 4, "{sink}");
+            assert!(found.k[0] == 4 || found.tail_mass_upper[0] >= real * 0.5);
+            assert!(found.tail_mass_upper[0] <= 1e-250);
+        }
+    }
+}
+
+/// Masked keys, and keys behind a row's length, may hold anything.
+#[test]
+fn keys_that_no_row_sees_may_hold_anything() {
+    let (m, n, dim) = (20, 300, 24);
+    let mut random = Random::new(40);
+    let [queries, keys, values] = [m, n, n].map(|rows| random.normals(rows * dim, 1.0));
+    let clean = Case::of([m, n, dim, dim], 0, [&queries, &keys, &values]);
+    let hidden = |list: &[f64], bad: f64| [&list[..200 * dim], &vec![bad; 100 * dim]].concat();
+    let (keys, values) = (hidden(&keys, f64::NAN), hidden(&values, f64::INFINITY));
+    let bad = Case::of([m, n, dim, dim], 0, [&queries, &keys, &values]);
+    let run = |case: &Case, options: &AttentionOptions<'_>| {
+        let [q, k, v] = case.vectors();
+        attention(&q, &k, &v, Budget::TailMass(&[0.0]), None, options)
+    };
+    let (lengths, plain) = (vec![200; m], AttentionOptions::new());
+    let short = plain.clone().lengths(&lengths[..]);
+    let found = run(&bad, &short).unwrap();
+    assert_eq!(found, run(&clean, &short).unwrap());
+    let bytes: Vec<u8> = (0..n).map(|key| u8::from(key < 200)).collect();
+    let again = run(&bad, &plain.clone().mask(&bytes, &[0])).unwrap();
+    assert_eq!(again.k, vec![200; m]);
+    let pairs = again.out.to_f64().into_iter().zip(found.out.to_f64());
+    assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-5));
+    let error = run(&bad, &plain).unwrap_err();
+    assert!(matches!(error, Error::KeyNotFinite { argument: "k", .. }), "{error}");
 }

@@ -1,18 +1,37 @@
 //! Bounds from a few scores, and of the output, beside what is true.
 
-use certk_rs::bounds::{
-    Blocks, Cuts, GapRule, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap,
-    single_gap, smallest_k, tail_mass_from_kl,
+use certk_rs::bounds::{Cuts, GapRule, multi_gap, score_gap, single_gap, smallest_k};
+use certk_rs::{
+    Keep, Kind, Mask, OutputError, OutputOptions, Scores, Values, output_error, select_output,
 };
-use certk_rs::{Keep, Kind, Mask, OutputOptions, Scores, Values, output_error, select_output};
 
 use crate::exact::{Average, Random, Real, Share, flags, least_tail, ranked, reals, tail, weights};
-use crate::rows::Stored;
+use crate::stored::Stored;
 
 /// Returns the share that `n - k` scores of `low` have beside `k` scores of `high`.
 fn of_levels(n: usize, k: usize, high: &Real, low: &Real) -> Share {
     let scores: Vec<Real> = (0..n).map(|i| if i < k { high } else { low }.clone()).collect();
     tail(&weights(&scores), |i| i < k)
+}
+
+/// Returns all bounds of the first row's output error with their names.
+pub(crate) fn named(found: &OutputError) -> [(&'static str, f64); 8] {
+    [
+        ("exact", found.exact[0]),
+        ("diameter", found.diameter[0]),
+        ("ball", found.ball[0]),
+        ("spectral", found.spectral[0]),
+        ("variance", found.variance[0]),
+        ("best", found.best[0]),
+        ("norm", found.norm[0]),
+        ("chi_square", found.chi_square[0]),
+    ]
+}
+
+/// Returns the average over all values, and that over the kept ones.
+pub(crate) fn averages(weights: &[Real], values: &[f64], d: usize, kept: &[bool]) -> [Average; 2] {
+    let of = |kept: &dyn Fn(usize) -> bool| Average::of(weights, values, d, kept, &Real::zero());
+    [of(&|_| true), of(&|i| kept[i])]
 }
 
 #[test]
@@ -94,85 +113,10 @@ fn gaps_of_weights_and_biased_scores() {
     }
 }
 
-/// The gap that is needed is enough, and hardly more.
-#[test]
-fn required_gaps_are_enough() {
-    for n in [2usize, 3, 10, 64] {
-        for k in [1, 2, n / 2, n - 1] {
-            if k == 0 || k >= n {
-                continue;
-            }
-            for eps in [0.5, 0.25, 0.1, 1e-3, 1e-12] {
-                let gap = required_gap(n as u64, k as u64, eps).unwrap();
-                let lost = |gap: f64| of_levels(n, k, &Real::from(gap), &Real::zero());
-                if gap >= 0.0 {
-                    assert!(lost(gap).at_most(eps), "{n} {k} {eps}");
-                    let less = gap.next_down().next_down();
-                    assert!(less < 0.0 || !lost(less).at_most(eps), "{n} {k} {eps}");
-                } else {
-                    // Any k best are enough.
-                    assert!(lost(0.0).at_most(eps));
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn blocks_of_which_only_the_ends_are_known() {
-    let mut random = Random::new(63);
-    for _ in 0..100 {
-        let count = 2 + random.below(8);
-        let sizes: Vec<i64> = (0..count).map(|_| random.below(9) as i64).collect();
-        let lower = random.normals(count, 2.0);
-        let upper: Vec<f64> = lower.iter().map(|low| low + random.uniform()).collect();
-        let kept: Vec<u8> = (0..count).map(|_| [0, 1, 128, 255][random.below(4)]).collect();
-        let blocks = Blocks::new(&[count], &sizes, &upper, &lower, &kept).unwrap();
-        let bound = blockwise(&blocks).unwrap()[0];
-        // At worst kept keys are at the lower end and dropped ones at the upper.
-        let mut scores = Vec::new();
-        let mut stays = Vec::new();
-        for b in 0..count {
-            let worst = if kept[b] == 0 { upper[b] } else { lower[b] };
-            for _ in 0..sizes[b] {
-                scores.push(Real::from(worst));
-                stays.push(kept[b] != 0);
-            }
-        }
-        if scores.is_empty() {
-            assert_eq!(bound, 0.0);
-            continue;
-        }
-        let lost = tail(&weights(&scores), |i| stays[i]);
-        assert!(lost.at_most(bound) && bound <= lost.up() * (1.0 + 1e-12));
-    }
-}
-
-/// `1 - e^-kl`, both ways, to the last digits.
-#[test]
-fn divergences_and_tail_masses() {
-    let mut random = Random::new(64);
-    for _ in 0..300 {
-        let kl = 10f64.powf(-18.0 + 19.0 * random.uniform());
-        let rest = Real::from(-kl).exp();
-        let mass = Real::from(1.0).minus(&rest);
-        let found = tail_mass_from_kl(kl).unwrap();
-        assert!(Real::from(found) >= mass, "{kl}");
-        assert!(Real::from(found.next_down().next_down()) < mass, "{kl}");
-        // And from a mass to a divergence: the larger divergence leaves no more than the rest.
-        let tau = random.uniform() * 10f64.powf(-15.0 * random.uniform());
-        let kl = kl_from_tail_mass(tau).unwrap();
-        let rest = Real::from(1.0).minus(&Real::from(tau));
-        assert!(Real::from(-kl).exp() <= rest, "{tau}");
-        assert!(Real::from(-kl.next_down().next_down()).exp() > rest, "{tau}");
-    }
-}
-
 /// Output errors of rows whose values lie all on one side, in two places, or anywhere.
 #[test]
 fn output_errors_beside_exact_averages() {
     let mut random = Random::new(65);
-    let none = Real::zero();
     for round in 0..60 {
         let (n, d) = (2 + random.below(30), 1 + random.below(4));
         let numbers = random.normals(n, [0.01, 2.0, 20.0][round % 3]);
@@ -196,10 +140,9 @@ fn output_errors_beside_exact_averages() {
             (Scores::new(&numbers, &[1, n]).unwrap(), weights(&reals(&numbers)))
         };
         let values = Values::new(&points, &[n, d]).unwrap();
-        let all = Average::of(&weights, &points, d, |_| true, &none);
         let near = |kept: &[bool], bound: f64| {
+            let [all, some] = averages(&weights, &points, d, kept);
             if kept.contains(&true) {
-                let some = Average::of(&weights, &points, d, |i| kept[i], &none);
                 all.is_near(&some, bound)
             } else {
                 all.is_within(&vec![0.0; d], bound)
@@ -208,20 +151,7 @@ fn output_errors_beside_exact_averages() {
         let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
         let keep = Keep::Mask { kept: &bytes, strides: &[n] };
         let found = output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap();
-        let names =
-            ["exact", "diameter", "ball", "spectral", "variance", "best", "norm", "chi_square"];
-        let bounds = [
-            &found.exact,
-            &found.diameter,
-            &found.ball,
-            &found.spectral,
-            &found.variance,
-            &found.best,
-            &found.norm,
-            &found.chi_square,
-        ];
-        for (name, bound) in names.iter().zip(bounds) {
-            let bound = bound[0];
+        for (name, bound) in named(&found) {
             assert!(bound == f64::INFINITY || near(&kept, bound), "{round} {name} {bound}");
         }
         assert!(!near(&kept, found.exact[0] * (1.0 - 1e-6)) || found.exact[0] < 1e-9, "{round}");

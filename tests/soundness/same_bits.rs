@@ -10,12 +10,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use certk_rs::{
     AttentionOptions, Budget, CertifyOptions, IndexOptions, Keep, KeyIndex, Mask, Options,
-    OutputOptions, Precision, Scores, SearchOptions, Values, Vectors, attention, certify, keep_set,
-    output_error, select,
+    OutputOptions, Precision, Rule, Scores, SearchOptions, Values, Vectors, attention, certify,
+    keep_set, output_error, select,
 };
 
 use crate::levels::at_each;
-use crate::rows::Stored;
+use crate::stored::Stored;
 
 /// Numbers that need no function of a mathematical library, whose bits differ between systems.
 struct Random(u64);
@@ -132,8 +132,12 @@ fn of_vectors(answers: &mut Answers) {
             for eps in [1e-6, 0.01, 0.3] {
                 for all in [false, true] {
                     let keys = all.then_some(&k);
-                    let found = index.search(&q, keys, &[eps], &SearchOptions::new());
-                    note(answers, &called(&format!("search {eps} {all}")), &found);
+                    for rule in &[Rule::Mass, Rule::Gap, Rule::TopK(20)][..if all { 3 } else { 1 }]
+                    {
+                        let options = SearchOptions::new().rule(*rule);
+                        let found = index.search(&q, keys, &[eps], &options);
+                        note(answers, &called(&format!("search {eps} {all} {rule:?}")), &found);
+                    }
                 }
                 for (with, index) in [(false, None), (true, Some(&index))] {
                     for precision in [Precision::F32, Precision::F64] {

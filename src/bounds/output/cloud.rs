@@ -305,40 +305,6 @@ mod tests {
     }
 
     #[test]
-    fn extreme_values_keep_their_distances() {
-        for size in [f64::MAX, 1e300, 1.0, 1e-200, 5e-324] {
-            let cloud = Cloud::new(vec![size, 0.0, -size, 0.0], vec![true; 2], 2);
-            let distance = cloud.distance(cloud.point(0), cloud.point(1));
-            let published = cloud.publish(0.5, distance);
-            assert!(published >= size && published <= size * (1.0 + 1e-13) + 1e-323, "{size}");
-        }
-    }
-
-    #[test]
-    fn equal_values_are_exactly_at_the_centre() {
-        let cloud = Cloud::new([0.1, -7.3].repeat(7), vec![true; 7], 2);
-        assert_eq!((cloud.largest, cloud.floor), (0.0, 0.0));
-        let outline = cloud.outline();
-        assert_eq!((outline.offset, outline.ball_radius, outline.spread), (0.0, 0.0, 0.0));
-    }
-
-    #[test]
-    fn what_shrinking_loses_is_no_equality() {
-        // Beside components of 1e308 the others are scaled down, and here to nothing.
-        let cloud = Cloud::new(vec![1e308, 5e-324, 1e308, 0.0], vec![true; 2], 2);
-        assert!(cloud.publish(0.5, cloud.distance(cloud.point(0), cloud.point(1))) > 0.0);
-    }
-
-    #[test]
-    fn the_origin_is_as_far_as_it_is() {
-        for size in [5e-324, 1e-310, 1e-204, 1e-200, 1.0, 1e200, 1.7e308] {
-            let cloud = Cloud::new(vec![0.0, -size], vec![true], 2);
-            let length = cloud.publish(1.0, cloud.length(&cloud.origin));
-            assert!(length >= size && length <= size * (1.0 + 1e-13) + 2e-323, "{size}: {length}");
-        }
-    }
-
-    #[test]
     fn shares_that_underflow_are_rounded_up() {
         for size in [4.0, 1e100, 1e300] {
             let cloud = Cloud::new(vec![size, -size], vec![true; 2], 1);

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Above, BIAS, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_KEYS};
+use super::{Above, BIAS, Coarse, Encoded, Frame, Packed, Passing, SPLIT_KEYS};
 use crate::kernels::isa::{LANES, LINE, STEP, Step};
 use crate::kernels::{Keys, Simd};
 
@@ -411,71 +411,5 @@ fn all_levels_quantize_alike() {
         }
         assert!((square - found.square).abs() <= square * 1e-14);
         assert!((product - found.product).abs() <= square.sqrt() * 1e-13);
-    }
-}
-
-/// Prints times: `cargo test --release -- --ignored --nocapture the_codes_by_the_clock`.
-#[test]
-#[ignore = "a measurement"]
-fn the_codes_by_the_clock() {
-    let (n, dim) = (131_072, 128);
-    let data = keys(n, dim);
-    let time = |name: &str, run: &mut dyn FnMut()| {
-        let mut best = f64::INFINITY;
-        for _ in 0..15 {
-            let start = std::time::Instant::now();
-            run();
-            best = best.min(start.elapsed().as_secs_f64());
-        }
-        println!("{name:24} {:8.2} ns a key", best * 1e9 / n as f64);
-    };
-    for &(name, simd) in &Simd::all()[..Simd::all().len() - 1] {
-        println!("{name}");
-        let mut to = vec![0.0f32; data.len()];
-        time("copy", &mut || to.copy_from_slice(std::hint::black_box(&data)));
-        let (mean, signs) = (vec![0.0; dim], vec![1.0; dim]);
-        let mut bytes = vec![0; 4096 * dim];
-        let mut residuals = vec![0.0; 4096 * dim];
-        let mut encoded = vec![Encoded::default(); 4096];
-        for block in [1, 128] {
-            let frame = Frame { mean: &mean, block, signs: &signs };
-            time(&format!("encode, block {block}"), &mut || {
-                for from in (0..n).step_by(64) {
-                    simd.encode(
-                        Keys::new(&data, dim, dim),
-                        from,
-                        frame,
-                        &mut bytes[..64 * dim],
-                        &mut residuals[..64 * dim],
-                        &mut encoded[..64],
-                    );
-                }
-            });
-        }
-        let mut gram = vec![0.0; dim * dim];
-        let mut packed = Packed::default();
-        time("outer", &mut || {
-            for _ in (0..n).step_by(PANEL) {
-                simd.outer(&residuals[..PANEL * dim], dim, 1e-3, &mut packed, &mut gram);
-            }
-        });
-        let block = encode(simd, &data, dim, 1);
-        let (lines, scales) = lines(&block, dim);
-        let prepared: Vec<_> = (0..4).map(|salt| query(dim, salt)).collect();
-        let coarse = |q: usize| Coarse { steps: &prepared[q].0, correction: 0, factor: 1e-5 };
-        let mut to: Vec<_> = (0..4).map(|_| vec![0.0f32; n]).collect();
-        time("scan, one query", &mut || {
-            simd.scan_codes(&lines, &scales, [coarse(0)], [&mut to[0]]);
-        });
-        time("scan, four queries", &mut || {
-            let [a, b, c, d] = &mut to[..] else { unreachable!() };
-            simd.scan_codes(&lines, &scales, [0, 1, 2, 3].map(coarse), [a, b, c, d]);
-        });
-        let mut sink = 0u64;
-        time("read all codes", &mut || {
-            let (words, _) = lines.as_chunks::<8>();
-            sink ^= words.iter().fold(0, |sum, word| sum ^ u64::from_ne_bytes(*word));
-        });
-        std::hint::black_box(sink);
     }
 }

@@ -4,76 +4,33 @@
 use std::fmt::Debug;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
-use certk_rs::half::{bf16, f16};
 use certk_rs::montecarlo::{TailOptions, tail_mass};
 use certk_rs::{
     AttentionOptions, Budget, CertifyOptions, Data, IndexOptions, Keep, KeyIndex, Kind, Mask,
     Options, OutputOptions, Over, Rule, Scores, SearchOptions, ValueBall, Values, Vectors,
-    attention, certify, force_simd_level, keep_set, output_error, select,
+    attention, certify, keep_set, output_error, select,
 };
 
+use crate::exact::Random;
 use crate::guarded::{Guarded, Place};
+use crate::levels;
+use crate::stored::Stored;
 
-/// Lists of numbers of any type.
-#[derive(Debug, Clone)]
-enum Numbers {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
-
-impl Numbers {
-    fn of(dtype: usize, numbers: &[f64]) -> Self {
-        match dtype {
-            0 => Numbers::F32(numbers.iter().map(|&x| x as f32).collect()),
-            1 => Numbers::F64(numbers.to_vec()),
-            2 => Numbers::F16(numbers.iter().map(|&x| f16::from_f64(x)).collect()),
-            _ => Numbers::Bf16(numbers.iter().map(|&x| bf16::from_f64(x)).collect()),
-        }
-    }
-
-    fn data(&self) -> Data<'_> {
-        match self {
-            Numbers::F32(list) => list.into(),
-            Numbers::F64(list) => list.into(),
-            Numbers::F16(list) => list.into(),
-            Numbers::Bf16(list) => list.into(),
-        }
-    }
-
-    fn put<'m>(&self, memory: &'m mut Guarded, place: Place) -> Data<'m> {
-        match self {
-            Numbers::F32(list) => Data::F32(memory.put(list, place)),
-            Numbers::F64(list) => Data::F64(memory.put(list, place)),
-            Numbers::F16(list) => Data::F16(memory.put(list, place)),
-            Numbers::Bf16(list) => Data::Bf16(memory.put(list, place)),
-        }
+/// Copies a list to a place in memory.
+fn put<'m>(list: &Stored, memory: &'m mut Guarded, place: Place) -> Data<'m> {
+    match list {
+        Stored::F32(list) => Data::F32(memory.put(list, place)),
+        Stored::F64(list) => Data::F64(memory.put(list, place)),
+        Stored::F16(list) => Data::F16(memory.put(list, place)),
+        Stored::Bf16(list) => Data::Bf16(memory.put(list, place)),
     }
 }
 
-/// Numbers that look random, the same each time.
-struct Noise(u64);
-
-impl Noise {
-    fn uniform(&mut self) -> f64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let mixed = (self.0 ^ self.0 >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        (mixed >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn numbers(&mut self, n: usize, size: f64) -> Vec<f64> {
-        (0..n).map(|_| size * (self.uniform() + self.uniform() + self.uniform() - 1.5)).collect()
-    }
-
-    fn bytes(&mut self, n: usize) -> Vec<u8> {
-        // Any byte but 0 says yes.
-        let byte = |x: f64| if x < 0.9 { u8::from(x > 0.25) } else { u8::MAX };
-        (0..n).map(|_| byte(self.uniform())).collect()
-    }
+/// Returns bytes of which any but 0 says yes.
+fn bytes(random: &mut Random, n: usize) -> Vec<u8> {
+    let byte = |x: f64| if x < 0.9 { u8::from(x > 0.25) } else { u8::MAX };
+    (0..n).map(|_| byte(random.uniform())).collect()
 }
 
 /// Under an emulator everything is tens of times slower: fewer lengths are tried.
@@ -88,34 +45,26 @@ fn lengths() -> impl Iterator<Item = usize> {
     (0..=most).chain(powers.flat_map(|k| [(1 << k) - 1, 1 << k, (1 << k) + 1]))
 }
 
-/// The level is one for the whole process.
-static LEVEL: Mutex<()> = Mutex::new(());
-
 /// Runs it for each item, some at a time, as only one level is tried at a time.
 fn on_each_level<T: Copy + Send + Sync>(
     items: impl IntoIterator<Item = T>,
     run: impl Fn(&'static str, T) + Sync,
 ) {
     let items: Vec<T> = items.into_iter().collect();
-    let _alone = LEVEL.lock().unwrap_or_else(PoisonError::into_inner);
-    for level in ["portable", "avx2", "avx512", "neon"] {
-        if force_simd_level(Some(level)).is_ok() {
-            // The last take longest.
-            let next = AtomicUsize::new(items.len());
-            let work = || {
-                while let Ok(left) = next.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1))
-                {
-                    run(level, items[left - 1]);
-                }
-            };
-            std::thread::scope(|scope| {
-                for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
-                    scope.spawn(work);
-                }
-            });
-        }
-    }
-    force_simd_level(None).unwrap();
+    levels::at_each(|level| {
+        // The last take longest.
+        let next = AtomicUsize::new(items.len());
+        let work = || {
+            while let Ok(left) = next.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
+                run(level, items[left - 1]);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
+                scope.spawn(work);
+            }
+        });
+    });
 }
 
 const ENDS: [Place; 2] = [Place::Before(0), Place::Behind(0)];
@@ -131,126 +80,68 @@ impl Said {
     }
 }
 
-/// The lists that rows of scores are made of.
-struct Lists {
-    scores: Numbers,
-    weights: Numbers,
-    biases: Numbers,
-    shown: Vec<u8>,
-    kept: Vec<u8>,
-    indices: Vec<i64>,
-    positions: Vec<u32>,
+/// Returns one mapping for each list of a row.
+fn memory(n: usize) -> [Guarded; 7] {
+    std::array::from_fn(|_| Guarded::new(8 * n + 64 * 8))
 }
 
-/// The same, wherever they lie.
-#[derive(Clone, Copy)]
-struct Views<'v> {
-    scores: Data<'v>,
-    weights: Data<'v>,
-    biases: Data<'v>,
-    shown: &'v [u8],
-    kept: &'v [u8],
-    indices: &'v [i64],
-    positions: &'v [u32],
-}
-
-impl Lists {
-    fn new(n: usize, dtype: usize, biases: usize) -> Self {
-        let mut noise = Noise((n * 4 + dtype) as u64);
-        let numbers = noise.numbers(n, 6.0);
-        let weights: Vec<f64> = numbers.iter().map(|x| x.exp()).collect();
-        let kept = noise.bytes(n);
-        let listed = || kept.iter().enumerate().filter(|(_, byte)| **byte > 0).map(|(j, _)| j);
-        Lists {
-            scores: Numbers::of(dtype, &numbers),
-            weights: Numbers::of(dtype, &weights),
-            biases: Numbers::of(biases, &noise.numbers(n, 2.0)),
-            shown: noise.bytes(n),
-            indices: listed().map(|j| j as i64).collect(),
-            positions: listed().map(|j| j as u32).collect(),
-            kept,
-        }
-    }
-
-    fn views(&self) -> Views<'_> {
-        Views {
-            scores: self.scores.data(),
-            weights: self.weights.data(),
-            biases: self.biases.data(),
-            shown: &self.shown,
-            kept: &self.kept,
-            indices: &self.indices,
-            positions: &self.positions,
-        }
-    }
-}
-
-/// One mapping for each list.
-struct Memory([Guarded; 7]);
-
-impl Memory {
-    fn new(n: usize) -> Self {
-        Memory(std::array::from_fn(|_| Guarded::new(8 * n + 64 * 8)))
-    }
-
-    fn put<'m>(&'m mut self, lists: &Lists, place: Place) -> Views<'m> {
-        let [a, b, c, d, e, f, g] = &mut self.0;
-        Views {
-            scores: lists.scores.put(a, place),
-            weights: lists.weights.put(b, place),
-            biases: lists.biases.put(c, place),
-            shown: d.put(&lists.shown, place),
-            kept: e.put(&lists.kept, place),
-            indices: f.put(&lists.indices, place),
-            positions: g.put(&lists.positions, place),
-        }
-    }
-}
-
-/// All that is asked of single rows.
-fn ask(views: &Views<'_>) -> Said {
+/// Returns all that is said of a row whose lists are at some place in memory.
+fn ask(memory: &mut [Guarded; 7], place: Place, [n, dtype, of_biases]: [usize; 3]) -> Said {
+    let mut random = Random::new((n * 4 + dtype) as u64);
+    let numbers = random.normals(n, 3.0);
+    let weights: Vec<f64> = numbers.iter().map(|x| x.exp()).collect();
+    let flags = bytes(&mut random, n);
+    let listed = || flags.iter().enumerate().filter(|(_, byte)| **byte > 0).map(|(j, _)| j);
+    let [a, b, c, d, e, f, g] = memory;
+    let scores = put(&Stored::narrowed(&numbers, dtype), a, place);
+    let weights = put(&Stored::narrowed(&weights, dtype), b, place);
+    let biases = put(&Stored::narrowed(&random.normals(n, 1.0), of_biases), c, place);
+    let (shown, kept) = (d.put(&bytes(&mut random, n), place), e.put(&flags, place));
+    let indices = f.put(&listed().map(|j| j as i64).collect::<Vec<i64>>(), place);
+    let positions = g.put(&listed().map(|j| j as u32).collect::<Vec<u32>>(), place);
     let mut said = Said(Vec::new());
-    let n = views.scores.len();
-    let plain = Scores::new(views.scores, &[1, n]).unwrap();
+    let plain = Scores::new(scores, &[1, n]).unwrap();
     let options = Options::new().threads(1);
     let ways = [
         plain.clone(),
         plain.clone().scale(-0.3).unwrap(),
-        plain.clone().mask(Mask::Allowed(views.shown), &[n]).unwrap(),
-        plain.clone().scale(0.5).unwrap().mask(Mask::Additive(views.biases), &[n]).unwrap(),
+        plain.clone().mask(Mask::Allowed(shown), &[n]).unwrap(),
+        plain.clone().scale(0.5).unwrap().mask(Mask::Additive(biases), &[n]).unwrap(),
         plain.clone().radius(&[0.01]).unwrap(),
-        Scores::new(views.weights, &[1, n]).unwrap().kind(Kind::Probs).unwrap(),
+        Scores::new(weights, &[1, n]).unwrap().kind(Kind::Probs).unwrap(),
     ];
     for scores in &ways {
         said.add(&select(scores, &[0.05], &options));
         let strides = [n];
-        let keep = Keep::Mask { kept: views.kept, strides: &strides };
+        let keep = Keep::Mask { kept, strides: &strides };
         said.add(&certify(scores, &keep, &CertifyOptions::new().eps(&[0.3]).threads(1)));
     }
     said.add(&select(&plain, &[1e-4], &options.clone().prove_minimal(true).keep_last(3)));
     said.add(&select(&plain, &[0.02], &options.clone().block_size(7)));
-    let indptr = [0, views.indices.len() as i64];
-    let keep = Keep::Indices { indptr: &indptr, indices: views.indices };
+    let indptr = [0, indices.len() as i64];
+    let keep = Keep::Indices { indptr: &indptr, indices };
     said.add(&certify(
         &plain,
         &keep,
         &CertifyOptions::new().eps(&[0.3]).independent(true).threads(1),
     ));
-    let keep = Keep::Positions { indptr: &indptr, positions: views.positions };
+    let keep = Keep::Positions { indptr: &indptr, positions };
     said.add(&certify(&plain, &keep, &CertifyOptions::new().eps(&[0.3]).threads(1)));
     said
 }
 
+/// A place like any other, for the answers that all places must give.
+const INSIDE: Place = Place::Behind(9);
+
 #[test]
 fn rows_of_every_length_and_type() {
     on_each_level(lengths(), |level, n| {
-        let mut memory = Memory::new(n);
+        let mut memory = memory(n);
         for dtype in 0..4 {
-            let lists = Lists::new(n, dtype, n % 4);
-            let want = ask(&lists.views());
+            let row = [n, dtype, n % 4];
+            let want = ask(&mut memory, INSIDE, row);
             for place in ENDS {
-                let views = memory.put(&lists, place);
-                assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}: other answers");
+                assert!(ask(&mut memory, place, row) == want, "{level} {row:?} {place:?}");
             }
         }
     });
@@ -259,15 +150,14 @@ fn rows_of_every_length_and_type() {
 #[test]
 fn rows_at_every_alignment() {
     on_each_level([1, 15, 16, 17, 100, 1000, 4097], |level, n| {
-        let mut memory = Memory::new(n);
+        let mut memory = memory(n);
         for dtype in 0..4 {
-            let lists = Lists::new(n, dtype, (n + 1) % 4);
-            let want = ask(&lists.views());
+            let row = [n, dtype, (n + 1) % 4];
+            let want = ask(&mut memory, INSIDE, row);
             // Bytes are at as many places as there are.
             for off in (0..64).step_by(if emulated() { 7 } else { 1 }) {
                 for place in [Place::Before(off), Place::Behind(off)] {
-                    let views = memory.put(&lists, place);
-                    assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}");
+                    assert!(ask(&mut memory, place, row) == want, "{level} {row:?} {place:?}");
                 }
             }
         }
@@ -280,12 +170,13 @@ fn batches_of_rows() {
     on_each_level(
         [(2, 1), (3, 17), (5, 64), (4, 200), (9, 31), (16, 33), (3, 1025)],
         |level, (m, n)| {
-            let mut noise = Noise(7);
-            let values = noise.numbers(n * 5, 1.0);
+            let mut noise = Random::new(7);
+            let values = noise.normals(n * 5, 0.5);
             let mut memory: [Guarded; 3] = std::array::from_fn(|_| Guarded::new(8 * n * m.max(5)));
             for dtype in 0..4 {
-                let lists = Lists::new(m * n, dtype, 0);
-                let values = Numbers::of(dtype, &values);
+                let scores = Stored::narrowed(&noise.normals(m * n, 3.0), dtype);
+                let kept = bytes(&mut noise, m * n);
+                let values = Stored::narrowed(&values, dtype);
                 let ask = |scores: Data<'_>, kept: &[u8], values: Data<'_>| {
                     let mut said = Said(Vec::new());
                     let scores = Scores::new(scores, &[m, n]).unwrap();
@@ -305,11 +196,11 @@ fn batches_of_rows() {
                     said.add(&tail_mass(&scores, &keep, None, &options));
                     said
                 };
-                let want = ask(lists.scores.data(), &lists.kept, values.data());
+                let want = ask(scores.data(), &kept, values.data());
                 for place in ENDS {
                     let [a, b, c] = &mut memory;
-                    let scores = lists.scores.put(a, place);
-                    let said = ask(scores, b.put(&lists.kept, place), values.put(c, place));
+                    let scores = put(&scores, a, place);
+                    let said = ask(scores, b.put(&kept, place), put(&values, c, place));
                     assert!(said == want, "{level} {m} {n} {dtype} {place:?}");
                 }
             }
@@ -361,15 +252,15 @@ fn attend(shape: &Heads, [q, k, v]: [Data<'_>; 3], shown: &[u8]) -> Said {
 
 fn judge_heads(level: &str, shape: &Heads, memory: &mut [Guarded; 4], dtypes: [usize; 3]) {
     let Heads { m, n, dim, width } = *shape;
-    let mut noise = Noise((n * 131 + dim) as u64);
-    let q = Numbers::of(dtypes[0], &noise.numbers(m * dim, 2.0));
-    let k = Numbers::of(dtypes[1], &noise.numbers(n * dim, 2.0));
-    let v = Numbers::of(dtypes[2], &noise.numbers(n * width, 1.0));
-    let shown = noise.bytes(m * n);
+    let mut noise = Random::new((n * 131 + dim) as u64);
+    let q = Stored::narrowed(&noise.normals(m * dim, 1.0), dtypes[0]);
+    let k = Stored::narrowed(&noise.normals(n * dim, 1.0), dtypes[1]);
+    let v = Stored::narrowed(&noise.normals(n * width, 0.5), dtypes[2]);
+    let shown = bytes(&mut noise, m * n);
     let want = attend(shape, [q.data(), k.data(), v.data()], &shown);
     for place in ENDS {
         let [a, b, c, d] = &mut *memory;
-        let all = [q.put(a, place), k.put(b, place), v.put(c, place)];
+        let all = [put(&q, a, place), put(&k, b, place), put(&v, c, place)];
         let said = attend(shape, all, d.put(&shown, place));
         assert!(said == want, "{level} {m} {n} {dim} {width} {dtypes:?} {place:?}");
     }
@@ -411,9 +302,9 @@ fn vectors_of_every_length() {
 fn codes_of_every_length() {
     on_each_level(lengths().filter(|n| *n < 9000), |level, n| {
         let dim = [1, 4, 16, 20, 33][n % 5];
-        let mut noise = Noise(n as u64);
-        let keys: Vec<f32> = noise.numbers(n * dim, 2.0).iter().map(|&x| x as f32).collect();
-        let queries: Vec<f32> = noise.numbers(5 * dim, 2.0).iter().map(|&x| x as f32).collect();
+        let mut noise = Random::new(n as u64);
+        let keys: Vec<f32> = noise.normals(n * dim, 1.0).iter().map(|&x| x as f32).collect();
+        let queries: Vec<f32> = noise.normals(5 * dim, 1.0).iter().map(|&x| x as f32).collect();
         let keys = Vectors::new("keys", &keys, &[n, dim]).unwrap();
         let q = Vectors::new("q", &queries, &[5, dim]).unwrap();
         let built = KeyIndex::build(&keys, &IndexOptions::new().threads(1)).unwrap();

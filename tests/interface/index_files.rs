@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use certk_rs::{CancelToken, Context, Error, ErrorClass, IndexOptions, KeyIndex, Vectors};
 
 /// Written by `KeyIndex.save` of the Python package; `tests/index/test_key_index.py` writes it again.
-const FILE: &[u8] = include_bytes!("vectors/index.safetensors");
+const FILE: &[u8] = include_bytes!("../vectors/index.safetensors");
 const SHAPE: [usize; 3] = [2, 40, 8];
 
 /// The keys that it is of.

@@ -5,14 +5,16 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use certk_rs::{
-    AttentionOptions, Context, IndexOptions, KeyIndex, Options, Scores, SearchOptions, Vectors,
-    keep_set, select,
+    AttentionOptions, Budget, Context, IndexOptions, KeyIndex, Options, Scores, SearchOptions,
+    Vectors, attention, keep_set, select,
 };
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::{alone, gaussian};
 
 fn host() -> ThreadPool {
     ThreadPoolBuilder::new().num_threads(2).build().unwrap()
@@ -20,6 +22,7 @@ fn host() -> ThreadPool {
 
 /// Runs some work, and panics if it does not end within two minutes. The calls below take a second or two.
 fn in_time(work: impl FnOnce() + Send + 'static) {
+    let _alone = alone();
     let (done, ended) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         work();
@@ -31,50 +34,12 @@ fn in_time(work: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Numbers that look Gaussian enough, the same each time.
-fn numbers(count: usize, size: f32) -> Vec<f32> {
-    let mut state = 1u64;
-    let mut uniform = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    (0..count).map(|_| size * (0..4).map(|_| uniform()).sum::<f32>()).collect()
-}
-
-#[test]
-fn a_search_may_run_under_a_lock_of_the_host() {
-    in_time(|| {
-        let (heads, n, d) = (4, 4096, 64);
-        let (keys, queries) = (numbers(heads * n * d, 2.0), numbers(heads * d, 8.0));
-        let keys = Vectors::new("k", &keys[..], &[heads, n, d]).unwrap();
-        let queries = Vectors::new("q", &queries[..], &[heads, 1, d]).unwrap();
-        let options = SearchOptions::default();
-        let alone = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
-        let want = alone.search(&queries, Some(&keys), &[0.01], &options).unwrap();
-        for threads in [None, Some(2), Some(7)] {
-            let index = Mutex::new(alone.clone());
-            let options = options.threads(threads);
-            let calls = AtomicUsize::new(0);
-            host().install(|| {
-                (0..200).into_par_iter().for_each(|_| {
-                    let index = index.lock().unwrap();
-                    let found = index.search(&queries, Some(&keys), &[0.01], &options).unwrap();
-                    assert_eq!(found.selection, want.selection);
-                    calls.fetch_add(1, Ordering::Relaxed);
-                });
-            });
-            assert_eq!(calls.into_inner(), 200);
-        }
-    });
-}
-
 #[test]
 fn many_calls_at_once_do_not_pile_up() {
     /// An emulated processor takes its time.
     const CALLS: usize = if cfg!(target_arch = "x86_64") { 20_000 } else { 2000 };
     in_time(|| {
-        let row = numbers(17 * 4096, 4.0);
+        let row = gaussian(17 * 4096, 4.0 / 2.0);
         let scores = Scores::new(&row[..], &[17, 4096]).unwrap();
         let want = select(&scores, &[0.5], &Options::new()).unwrap().k;
         host().install(|| {
@@ -86,74 +51,65 @@ fn many_calls_at_once_do_not_pile_up() {
 }
 
 #[test]
-fn an_explicit_number_of_threads_does_not_pile_up_either() {
-    in_time(|| {
-        let row = numbers(17 * 8192, 4.0);
-        let scores = Scores::new(&row[..], &[17, 8192]).unwrap();
-        let long = Scores::new(&row[..], &[1, 17 * 8192]).unwrap();
-        let options = Options::new().threads(3);
-        let want = select(&scores, &[0.1], &options).unwrap();
-        let whole = select(&long, &[0.1], &options).unwrap();
-        let lock = Mutex::new(());
-        host().install(|| {
-            (0..500).into_par_iter().for_each(|_| {
-                assert_eq!(select(&scores, &[0.1], &options).unwrap(), want);
-                let _held = lock.lock().unwrap();
-                assert_eq!(select(&long, &[0.1], &options).unwrap(), whole);
-            });
-        });
-    });
-}
-
-#[test]
 fn every_kind_of_call_may_run_under_a_lock_of_the_host() {
     in_time(|| {
         let (n, d) = (70_000, 32);
-        let (keys, query) = (numbers(n * d, 2.0), numbers(32 * d, 8.0));
+        let (keys, query) = (gaussian(n * d, 1.0), gaussian(32 * d, 4.0));
         let keys = Vectors::new("k", &keys[..], &[n, d]).unwrap();
         let queries = Vectors::new("q", &query[..], &[32, d]).unwrap();
-        let rows = numbers(4 * n, 8.0);
+        let rows = gaussian(4 * n, 4.0);
         let scores = Scores::new(&rows[..], &[4, n]).unwrap();
-        for threads in [None, Some(2)] {
+        let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+        let search = SearchOptions::new();
+        let want = index.search(&queries, Some(&keys), &[0.01], &search).unwrap();
+        for threads in [None, Some(2), Some(7)] {
             let context = threads.map_or(Context::new(), |threads| Context::new().threads(threads));
-            let lock = Mutex::new(());
+            let (lock, calls) = (Mutex::new(()), AtomicUsize::new(0));
             host().install(|| {
-                (0..8).into_par_iter().for_each(|call| {
+                (0..12).into_par_iter().for_each(|call| {
                     let _held = lock.lock().unwrap();
-                    if call % 2 == 0 {
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    if call % 3 == 0 {
                         let options = Options::new().threads(threads);
                         keep_set(&scores, &[0.1], &options).unwrap();
+                    } else if call % 3 == 1 {
+                        let search = search.threads(threads);
+                        let found = index.search(&queries, Some(&keys), &[0.01], &search).unwrap();
+                        assert_eq!(found.selection, want.selection);
                     } else {
                         let build = IndexOptions::new().threads(threads);
                         let index = KeyIndex::build(&keys, &build).unwrap();
                         context.run(|| index.check(&keys)).unwrap();
                         let options = AttentionOptions::new().threads(threads);
-                        let budget = certk_rs::Budget::TailMass(&[0.1]);
-                        certk_rs::attention(&queries, &keys, &keys, budget, None, &options)
-                            .unwrap();
+                        let budget = Budget::TailMass(&[0.1]);
+                        attention(&queries, &keys, &keys, budget, None, &options).unwrap();
                     }
                 });
             });
+            assert_eq!(calls.into_inner(), 12);
         }
     });
 }
 
+/// An explicit number of threads does not pile up, and neither does the help of a host's pool.
 #[test]
-fn the_pool_of_a_host_may_help_under_its_own_lock() {
+fn a_worker_that_waits_is_given_no_other_call() {
     in_time(|| {
-        let row = numbers(17 * 8192, 4.0);
+        let row = gaussian(17 * 8192, 2.0);
         let scores = Scores::new(&row[..], &[17, 8192]).unwrap();
         let long = Scores::new(&row[..16 * 8192], &[1, 16 * 8192]).unwrap();
-        let options = Options::new();
-        let want = select(&scores, &[0.1], &options).unwrap();
-        let whole = select(&long, &[0.1], &options).unwrap();
+        let want = select(&scores, &[0.1], &Options::new()).unwrap();
+        let whole = select(&long, &[0.1], &Options::new()).unwrap();
         let host = Arc::new(ThreadPoolBuilder::new().num_threads(3).build().unwrap());
         let deepest = AtomicUsize::new(0);
-        for context in [Context::new().pool(&host), Context::new().current_pool()] {
+        for (context, options) in [
+            (Context::new(), Options::new().threads(3)),
+            (Context::new().pool(&host), Options::new()),
+            (Context::new().current_pool(), Options::new()),
+        ] {
             let lock = Mutex::new(());
             host.install(|| {
-                (0..300).into_par_iter().for_each(|_| {
-                    // A worker that waits must not be given another of these calls on top of this one.
+                (0..200).into_par_iter().for_each(|_| {
                     thread_local!(static DEPTH: Cell<usize> = const { Cell::new(0) });
                     DEPTH.set(DEPTH.get() + 1);
                     deepest.fetch_max(DEPTH.get(), Ordering::Relaxed);
@@ -175,7 +131,7 @@ fn the_pool_of_a_host_may_help_under_its_own_lock() {
 #[test]
 fn workers_of_a_host_that_come_in_time_do_help() {
     in_time(|| {
-        let row = numbers(1 << 22, 4.0);
+        let row = gaussian(1 << 22, 4.0 / 2.0);
         let scores = Scores::new(&row[..], &[1 << 10, 1 << 12]).unwrap();
         let host = Arc::new(ThreadPoolBuilder::new().num_threads(3).build().unwrap());
         // Of a pool that is busy for ever nobody helps, and nobody is waited for.
@@ -195,25 +151,5 @@ fn workers_of_a_host_that_come_in_time_do_help() {
         free.wait();
         let found = context.run(|| select(&scores, &[0.1], &Options::new())).unwrap();
         assert_eq!(found, want);
-    });
-}
-
-#[test]
-#[ignore = "a measurement, of what is printed with --nocapture"]
-fn default_options_beside_one_thread() {
-    let row = numbers(17 * 4096, 4.0);
-    let scores = Scores::new(&row[..], &[17, 4096]).unwrap();
-    let time = |options: &Options| {
-        let start = Instant::now();
-        (0..1000).into_par_iter().for_each(|_| {
-            select(&scores, &[0.5], options).unwrap();
-        });
-        start.elapsed().as_secs_f64()
-    };
-    host().install(|| {
-        let (default, one) = (Options::new(), Options::new().threads(1));
-        let mut ratios: Vec<f64> = (0..11).map(|_| time(&default) / time(&one)).collect();
-        ratios.sort_by(f64::total_cmp);
-        println!("default options over one thread, median of eleven: {:.3}", ratios[5]);
     });
 }

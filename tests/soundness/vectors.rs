@@ -1,49 +1,25 @@
 //! The vectors of `tests/vectors/rows.json` (see the README there): answers of exact arithmetic.
 
 use certk_rs::{
-    CertifyOptions, Data, Keep, Kind, Mask, MaxKeep, Options, Scores, Status, certify, select,
+    CertifyOptions, Keep, Kind, Mask, MaxKeep, Options, Scores, Status, certify, select,
 };
 use half::{bf16, f16};
 use serde_json::Value;
 
-/// Numbers of one dtype, owned.
-enum Numbers {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
+use crate::stored::Stored;
 
-impl Numbers {
-    fn parse(dtype: &str, hex: &str) -> Self {
-        let words = |digits: usize| -> Vec<u64> {
-            let words = hex.as_bytes().chunks(digits);
-            words
-                .map(|word| u64::from_str_radix(std::str::from_utf8(word).unwrap(), 16).unwrap())
-                .collect()
-        };
-        match dtype {
-            "float32" => {
-                Numbers::F32(words(8).into_iter().map(|w| f32::from_bits(w as u32)).collect())
-            }
-            "float64" => Numbers::F64(words(16).into_iter().map(f64::from_bits).collect()),
-            "float16" => {
-                Numbers::F16(words(4).into_iter().map(|w| f16::from_bits(w as u16)).collect())
-            }
-            "bfloat16" => {
-                Numbers::Bf16(words(4).into_iter().map(|w| bf16::from_bits(w as u16)).collect())
-            }
-            other => panic!("dtype {other}"),
-        }
-    }
-
-    fn data(&self) -> Data<'_> {
-        match self {
-            Numbers::F32(numbers) => numbers.into(),
-            Numbers::F64(numbers) => numbers.into(),
-            Numbers::F16(numbers) => numbers.into(),
-            Numbers::Bf16(numbers) => numbers.into(),
-        }
+/// Returns the numbers of a dtype whose bits are given in hexadecimal digits, one after another.
+fn parsed(dtype: &str, hex: &str) -> Stored {
+    let words = |digits: usize| {
+        let words = hex.as_bytes().chunks(digits).map(|word| std::str::from_utf8(word).unwrap());
+        words.map(|word| u64::from_str_radix(word, 16).unwrap())
+    };
+    match dtype {
+        "float32" => Stored::F32(words(8).map(|w| f32::from_bits(w as u32)).collect()),
+        "float64" => Stored::F64(words(16).map(f64::from_bits).collect()),
+        "float16" => Stored::F16(words(4).map(|w| f16::from_bits(w as u16)).collect()),
+        "bfloat16" => Stored::Bf16(words(4).map(|w| bf16::from_bits(w as u16)).collect()),
+        other => panic!("dtype {other}"),
     }
 }
 
@@ -66,8 +42,7 @@ fn holds_mass(mass: &Value, lower: f64, upper: f64) -> bool {
 
 fn check(vector: &Value) {
     let name = vector["name"].as_str().unwrap();
-    let numbers =
-        Numbers::parse(vector["dtype"].as_str().unwrap(), vector["scores"].as_str().unwrap());
+    let numbers = parsed(vector["dtype"].as_str().unwrap(), vector["scores"].as_str().unwrap());
     let kind = match vector["kind"].as_str().unwrap() {
         "logits" => Kind::Logits,
         "logprobs" => Kind::LogProbs,
@@ -82,7 +57,7 @@ fn check(vector: &Value) {
         if dtype == "bool" {
             (Some(digits.bytes().map(|digit| digit - b'0').collect::<Vec<u8>>()), None)
         } else {
-            (None, Some(Numbers::parse(dtype, digits)))
+            (None, Some(parsed(dtype, digits)))
         }
     });
     let lengths = vector["length"].as_i64().map(|length| [length]);

@@ -10,23 +10,7 @@ use certk_rs::{
 };
 use cpu_time::ProcessTime;
 
-/// Numbers that look Gaussian, the same on every machine.
-fn gaussian(count: usize, sigma: f64) -> Vec<f32> {
-    let uniform = |i: usize, step: f64| (i as f64 * step).fract().max(1e-12);
-    (1..=count)
-        .map(|i| {
-            let (u, v) = (uniform(i, 0.618_033_988_749_894_9), uniform(i, 0.754_877_666_246_692_8));
-            (sigma * (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
-        })
-        .collect()
-}
-
-/// Returns `true` if an emulator stands in for the processor, as `make test-aarch64` says.
-///
-/// Times mean nothing there, and long rows take too long. Calls must end there, too, when they are told to.
-fn emulated() -> bool {
-    std::env::var_os("CERTK_EMULATED").is_some()
-}
+use crate::{alone, emulated, gaussian};
 
 /// A call that may be made again.
 type Work<'w> = &'w dyn Fn() -> Result<(), Error>;
@@ -166,6 +150,7 @@ fn long_calls(what: &mut dyn FnMut(&str, Work<'_>)) {
 
 #[test]
 fn long_calls_end_soon_after_they_are_told_to() {
+    let _alone = alone();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
     let mut late = Vec::new();
     long_calls(&mut |name, work| {
@@ -185,6 +170,7 @@ fn long_calls_end_soon_after_they_are_told_to() {
 /// A call that is allowed a few bytes and would need many more ends with an error that says so; none takes them.
 #[test]
 fn no_call_asks_for_more_memory_than_it_is_allowed() {
+    let _alone = alone();
     let n = 1 << 16;
     let data = gaussian(n, 1.0);
     let even = vec![0.0f32; n];
@@ -229,6 +215,7 @@ fn no_call_asks_for_more_memory_than_it_is_allowed() {
 /// that cannot be is an error of each.
 #[test]
 fn a_context_says_how_many_threads_calls_use() {
+    let _alone = alone();
     let (n, dim) = (1 << 12, 64);
     let data = gaussian(2 * n * dim, 1.0);
     let rows = Scores::new(&data[..1 << 16], &[64, 1 << 10]).unwrap();

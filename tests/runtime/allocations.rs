@@ -6,16 +6,7 @@ use certk_rs::{
     certify, select,
 };
 
-/// Numbers that look Gaussian, the same on every machine.
-fn gaussian(count: usize, sigma: f64) -> Vec<f32> {
-    let uniform = |i: usize, step: f64| (i as f64 * step).fract().max(1e-12);
-    (1..=count)
-        .map(|i| {
-            let (u, v) = (uniform(i, 0.618_033_988_749_894_9), uniform(i, 0.754_877_666_246_692_8));
-            (sigma * (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
-        })
-        .collect()
-}
+use crate::{alone, gaussian};
 
 fn asked(name: &str, work: &dyn Fn()) -> u64 {
     (0..8).for_each(|_| work());
@@ -26,6 +17,7 @@ fn asked(name: &str, work: &dyn Fn()) -> u64 {
 
 #[test]
 fn warm_calls_ask_for_no_memory() {
+    let _alone = alone();
     let workspace = Workspace::new();
     let mut all = 0;
     for (how, context) in [
