@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 # The extras of pyproject.toml. Their packages are named, since certk-rs is in no index as yet, and
 # `pip install 'certk-rs[torch]'` would fetch nothing, or somebody else's.
 _EXTRAS = {
@@ -24,6 +26,14 @@ def pip_install(extra: str) -> str:
 def one_line(error: BaseException) -> str:
     """Return the message of a foreign exception as one line, or its class if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def told(error: BaseException) -> str:
+    """Return an exception as one line: of the system's, the file and the reason."""
+    if not isinstance(error, OSError):
+        return one_line(error)
+    place = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+    return f"{place}{error.strerror or one_line(error)}"
 
 
 class CertkError(ValueError):

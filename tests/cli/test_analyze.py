@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from certk_rs._display.tables import tidy
 from certk_rs._jobs import analyze
-from certk_rs._jobs.analyze_cache import CacheAnalysis, analyze_cache
+from certk_rs._jobs.analyze import CacheAnalysis, analyze_cache
 from certk_rs._jobs.analyze_page import verdict
 from cli_fixtures import answered, said
 from page_reader import Page
@@ -41,11 +41,11 @@ def save_layer(
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Analyze the example once, however often it is shown."""
 
-    def analyzed(source: Any, eps: tuple[float, ...], **more: Any) -> CacheAnalysis:
+    def analyzed(source: Any, eps: tuple[float, ...], *more: Any) -> CacheAnalysis:
         if str(source.location) != str(EXAMPLE):
-            return analyze_cache(source, eps, **more)
+            return analyze_cache(source, eps, *more)
         if eps not in KNOWN:
-            KNOWN[eps] = analyze_cache(source, eps, **more)
+            KNOWN[eps] = analyze_cache(source, eps, *more)
         return KNOWN[eps]
 
     monkeypatch.setattr(analyze, "analyze_cache", analyzed)

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
-import resource
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from certk_rs import CertkError
-from certk_rs._jobs import analyze as module
 from certk_rs._jobs import analyze_page
-from certk_rs._jobs.aggregate import QUANTILES, Numbers
-from certk_rs._jobs.analyze import Analysis, Spool, analyze
-from certk_rs._jobs.analyze_cache import CacheAnalysis
+from certk_rs._jobs.analyze import QUANTILES, Analysis, CacheAnalysis, analyze
 from cli_fixtures import answered, said, write_cache
 from page_reader import Page
 
@@ -158,13 +151,12 @@ def test_pages_of_very_many_files_have_sections_of_those_that_need_most(
     write_cache(tmp_path / "x.safetensors", layers=1, kv_heads=1, heads=1)
     one = analyze(tmp_path / "x.safetensors", [0.05])
     [head] = one.caches[0].heads
-    caches, numbers = Spool[CacheAnalysis](), Numbers()
+    caches = []
     for i, shared in enumerate([0.3, 0.9, 0.1, 0.8, 0.8]):
         heads = (replace(head, shared=shared),)
-        cache = CacheAnalysis(f"{i}.safetensors", f"/{i}.safetensors", one.eps, 0, heads)
-        caches.append(cache)
-        numbers.add(cache)
-    text = analyze_page.analysis_page(Analysis(one.eps, one.main, caches, (), numbers))
+        name = f"{i}.safetensors"
+        caches.append(CacheAnalysis(name, f"/{name}", one.eps, 0, heads))
+    text = analyze_page.analysis_page(Analysis(one.eps, one.main, tuple(caches), ()))
     titles = re.findall(r"<h2[^>]*>([^<]*)\.safetensors</h2>", text)
     assert titles == ["1", "3"]
     assert "The 2 files of which one set takes most" in text
@@ -190,43 +182,6 @@ def test_the_object_tells_in_words_and_of_each_file(caches: Path) -> None:
     assert steps[-1] == ("analyzing deep/x.safetensors (7 of 7)", 4 * 8 + 12, 4 * 8 + 12)
     with pytest.raises(AttributeError):
         found.eps = ()  # type: ignore[misc]
-
-
-def test_details_of_many_files_are_not_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_cache(tmp_path / "x.safetensors", layers=2, kv_heads=4, heads=4)
-    [one] = analyze(tmp_path / "x.safetensors", [0.05]).caches
-    # A head takes about 2 kB in memory: all of them 150 MB.
-    heads = tuple(pickle.loads(pickle.dumps(one.heads[0])) for _ in range(512))
-    big = pickle.dumps(CacheAnalysis("x", "x", one.eps, 0, heads))
-    monkeypatch.setattr(module, "analyze_cache", lambda *_, **__: pickle.loads(big))
-
-    def peak() -> int:
-        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return rss if sys.platform == "darwin" else rss * 1024
-
-    class Named:
-        name = "x"
-
-    before = peak()
-    found = module.analyze_sources(lambda: [Named()] * 150, [0.05])
-    assert found.aggregate().files == 150
-    assert sum(len(cache.heads) for cache in found.caches) == 150 * 512
-    assert peak() - before < 60e6
-
-
-def test_a_spool_is_a_sequence() -> None:
-    spool = Spool([{"a": 1}, (2, 3)])
-    spool.append("x" * 1000)
-    assert len(spool) == 3
-    assert spool[0] == {"a": 1}
-    assert spool[-1] == "x" * 1000
-    assert spool[:2] == [{"a": 1}, (2, 3)]
-    assert list(pickle.loads(pickle.dumps(spool))) == list(spool)
-    with pytest.raises(IndexError):
-        spool[3]
-    assert np.array_equal(Spool([np.arange(3)])[0], np.arange(3))
 
 
 @pytest.mark.parametrize("layers", [6, 17, 128])

@@ -201,7 +201,7 @@ def test_demo_keeps_its_output_and_speaks_json(tmp_path: Path) -> None:
 
 def test_demo_without_its_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("certk_rs._cli.example.__file__", str(tmp_path / "example.py"))
+    monkeypatch.setattr("certk_rs._cli.demo.__file__", str(tmp_path / "demo.py"))
     found = said("demo")
     assert found.code == 2
     assert "--data FILE" in found.err

@@ -218,7 +218,7 @@ def test_messages_of_exceptions(
     def broken(*_: object, **__: object) -> None:
         raise OSError(5, HOSTILE, NAME) if error is OSError else error(HOSTILE)
 
-    monkeypatch.setattr("certk_rs._jobs.prune.make_plan", broken)
+    monkeypatch.setattr("certk_rs._jobs.plan.make_plan", broken)
     refused("prune", "x", "-o", folder / "o", "--eps", "0.1")
 
 

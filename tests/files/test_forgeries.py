@@ -316,7 +316,7 @@ def test_findings_are_counted_when_they_are_many(
     assert (len(found.findings), found.more_findings, found.found) == (7, 13, 20)
     assert not found.holds
     assert MOST_FINDINGS > 1000
-    monkeypatch.setattr("certk_rs._cli.audit_report._SHOWN_FINDINGS", 5)
+    monkeypatch.setattr("certk_rs._cli.verify._SHOWN_FINDINGS", 5)
     assert certk("verify", job.output) == 1
     assert "... and 15 more\n" in capsys.readouterr().out
 

@@ -12,9 +12,8 @@ import pytest
 from certk_rs import CertkError, prune
 from certk_rs._files.certificate import read_certificate
 from certk_rs._files.tensor_file import SafetensorsFile
-from certk_rs._jobs.budgets import Budgets, read_budgets
 from certk_rs._jobs.held_out import HeldOut, held_out_queries
-from certk_rs._jobs.request import Request
+from certk_rs._jobs.request import Budgets, Request, read_budgets
 from certk_rs._jobs.results import FileReport
 from certk_rs.audit import audit
 from cli_fixtures import cache_tensors, read_output, safetensors_bytes, tensor, write_cache

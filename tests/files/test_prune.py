@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError, prune
+from certk_rs._cli.demo import bars
 from certk_rs._files.cache import Cache
 from certk_rs._files.certificate import Options, read_certificate
 from certk_rs._files.tensor_file import SafetensorsFile
-from certk_rs._jobs.results import JobResult, bars, file_json
+from certk_rs._jobs.results import JobResult, file_json
 from certk_rs.audit import audit
 from cli_fixtures import cache_tensors, certk, read_output, safetensors_bytes, tensor, write_cache
 from repository import EXAMPLE

@@ -25,10 +25,10 @@ from certk_rs import CertkError, prune
 from certk_rs._files.cache import Cache
 from certk_rs._files.location import locate
 from certk_rs._jobs import steps
+from certk_rs._jobs.engine import Unit, run_unit
 from certk_rs._jobs.inputs import Input
 from certk_rs._jobs.ray import RayEngine
-from certk_rs._jobs.units import Unit, run_unit
-from certk_rs._jobs.write import Order, assemble
+from certk_rs._jobs.write import assemble
 from cli_fixtures import cache_tensors, safetensors_bytes, tensor, write_cache
 from fresh_process import run_python
 
@@ -169,9 +169,9 @@ def test_an_output_that_is_written_twice_is_the_same_one(
     for change in (lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-1]):
         out = tmp_path / str(len(change(b"abc")) + change(b"abc")[-1])
 
-        def after_another(order: Order, chosen: Any, change: Any = change) -> Any:
-            order.target.path.write_bytes(change(local["0.safetensors"]))
-            return assemble(order, chosen)
+        def after_another(given: Any, target: Any, *order: Any, change: Any = change) -> Any:
+            target.path.write_bytes(change(local["0.safetensors"]))
+            return assemble(given, target, *order)
 
         monkeypatch.setattr(steps, "assemble", after_another)
         [failure] = prune(caches / "0.safetensors", out, 0.1).failures

@@ -23,8 +23,7 @@ from certk_rs._files.location import locate
 from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs._jobs.export import table_files
 from certk_rs._jobs.job_page import job_page
-from certk_rs._jobs.outputs import EDGES, MOST
-from certk_rs._jobs.report import job_report
+from certk_rs._jobs.report import EDGES, MOST, job_report
 from certk_rs._jobs.results import JobResult
 from cli_fixtures import rewrite, write_cache
 from page_reader import Page, tables_of

@@ -20,7 +20,8 @@ import pytest
 import killed_job
 from certk_rs import CertkError, prune
 from certk_rs._files.safetensors import canonical
-from certk_rs._jobs import driver, steps
+from certk_rs._jobs import prune as prune_module
+from certk_rs._jobs import steps
 from certk_rs._jobs.report import job_report
 from certk_rs.audit import audit
 from cli_fixtures import cache_tensors, certk, safetensors_bytes, tensor, write_cache
@@ -312,7 +313,7 @@ def stopped_before_it_writes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(driver, "_WORTH_KEEPING", 0.0)
+        patched.setattr(prune_module, "_WORTH_KEEPING", 0.0)
         patched.setattr(steps, "assemble", stop)
         with pytest.raises(KeyboardInterrupt):
             prune(source, out, 0.1, **options)

@@ -17,7 +17,7 @@ from certk_rs._files import location, new_file
 from certk_rs._files.location import locate
 from certk_rs._jobs import folder as job_folder
 from certk_rs._jobs.folder import JobFolder
-from certk_rs._jobs.prune import _check_out, _missing_directories
+from certk_rs._jobs.plan import _check_out, missing_directories
 from certk_rs.errors import CertkError
 
 
@@ -64,7 +64,7 @@ def test_without_any_locks_a_job_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_drive_that_is_not_there_is_no_endless_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "lexists", lambda _: False)
     out = SimpleNamespace(is_local=True, path=Path("/no/such"))
-    assert [*_missing_directories(out)] == [Path("/no/such"), Path("/no")]  # type: ignore[arg-type]
+    assert [*missing_directories(out)] == [Path("/no/such"), Path("/no")]  # type: ignore[arg-type]
     monkeypatch.setattr(Path, "is_dir", lambda _: False)
     with pytest.raises(CertkError, match="is not a directory"):
         _check_out(out)  # type: ignore[arg-type]

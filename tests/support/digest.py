@@ -27,8 +27,7 @@ import numpy as np
 
 import certk_rs as ck
 from certk_rs import output, prune
-from certk_rs._jobs.analyze import analyze
-from certk_rs._jobs.analyze_cache import analysis_json
+from certk_rs._jobs.analyze import analysis_json, analyze
 
 REAL = Path(__file__).parents[2] / "python" / "certk_rs" / "_data" / "minilm_small.safetensors"
 DTYPES = ("float64", "float32", "float16", "bfloat16")

@@ -106,7 +106,7 @@ def _fork(order: Order) -> Told:
 
 def _job(order: Order, writing: int) -> int:
     from certk_rs._files.atomic import NewFile
-    from certk_rs._jobs import driver, steps
+    from certk_rs._jobs import prune, steps
     from certk_rs._jobs.folder import JobFolder
     from certk_rs.cli import main
 
@@ -132,7 +132,7 @@ def _job(order: Order, writing: int) -> int:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     # The result of a unit that takes as little as here would not be kept otherwise.
-    driver._WORTH_KEEPING = 0.0
+    prune._WORTH_KEEPING = 0.0
     steps.run_unit = told("choosing", steps.run_unit)
     steps.assemble = told("assembling", steps.assemble)
     JobFolder.write_part = told("part-writing", JobFolder.write_part)  # type: ignore[method-assign]

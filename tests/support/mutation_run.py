@@ -31,7 +31,7 @@ import numpy as np
 from certk_rs import CertkError, prune
 from certk_rs._files.cache import Cache
 from certk_rs._files.location import locate
-from certk_rs._jobs.inspect import inspect_all, inspection_json
+from certk_rs._jobs.inspect import inspect_all
 from certk_rs.audit import audit
 from certk_rs.cli import main
 from mutated_files import bombs, damage, join, split
@@ -117,7 +117,7 @@ def read_nhd(case: Case) -> None:
 def inspect(case: Case) -> None:
     """Headers: JSON that is JSON, tensors that are there."""
     [found] = inspect_all([locate(case.path)])
-    json.dumps(inspection_json(found), allow_nan=False)
+    json.dumps(found, allow_nan=False)
     if found.kind != "unreadable":
         must({each.name for each in found.tensors} == set(tensors(case.parts)), "names")
     if found.kind == "output" and found.is_ready:

@@ -25,7 +25,7 @@ from typing import Any
 from certk_rs import CertkError, prune
 from certk_rs._jobs import ray as ray_engine
 from certk_rs._jobs import steps
-from certk_rs._jobs.units import Unit, UnitResult, run_unit
+from certk_rs._jobs.engine import Unit, UnitResult, run_unit
 from cli_fixtures import write_cache
 from repository import EXAMPLE
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import CertkError
 from .options import Option, need_new
 from .score_scale import analyze_model
 from .terminal import print_json, progress_bar, say
-
-if TYPE_CHECKING:
-    from .._jobs.inputs import Source
-
 
 OPTIONS = {
     "eps": Option(
@@ -69,18 +64,12 @@ def analyze(
     if html is not None:
         need_new(html)
         pyplot()
-    shown = Shown(as_json, verbose)
-
-    def find() -> list[Source]:
-        sources = expand(caches, recursive, same_names=True)
-        shown.several = len(sources) > 1
-        return sources
-
+    sources = expand(caches, recursive, same_names=True)
+    shown = Shown(as_json, verbose, len(sources) > 1)
     with progress_bar(quiet) as progress:
         found = analyze_sources(
-            find, eps or EPS, names=names, layout=layout,
-            fail_fast=fail_fast, threads=threads, on_file=shown.tell, progress=progress,
-        )  # fmt: skip
+            sources, eps or EPS, names, layout, fail_fast, threads, shown.tell, progress
+        )
     if html is not None:
         write_text(html, analysis_page(found))
     if as_json:

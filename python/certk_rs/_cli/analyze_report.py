@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from .._display.tables import tidy
-from .._jobs.analyze import Analysis, Analyzed
-from .._jobs.analyze_cache import CacheAnalysis
+from .._jobs.analyze import Analysis, Analyzed, CacheAnalysis
 from .._jobs.analyze_page import (
     ADVISED,
-    HEADS,
     NOT_COVERED,
+    by_head,
     by_layer,
-    cells,
     said_of,
     said_of_all,
     said_of_heads,
     said_of_layers,
     said_of_together,
-    together_cells,
-    together_heads,
+    together,
 )
 from .._jobs.results import Failure
 from .terminal import complain, print_table, print_text, say
@@ -28,20 +24,19 @@ _ELSEWHERE = "--json, --html"
 class Shown:
     """Prints what was found: of several files each as soon as it is known, and all at the end."""
 
-    def __init__(self, as_json: bool, verbose: bool) -> None:
-        self._as_json, self._verbose = as_json, verbose
-        self.several = False
+    def __init__(self, as_json: bool, verbose: bool, several: bool) -> None:
+        self._as_json, self._verbose, self._several = as_json, verbose, several
 
     def tell(self, outcome: Analyzed) -> None:
         """Print the line of one file of several."""
         if isinstance(outcome, Failure):
             complain(f"error: {outcome.message}")
-        elif self.several and not self._as_json:
+        elif self._several and not self._as_json:
             say(said_of(outcome))
 
     def all(self, found: Analysis) -> None:
         """Print the table of the one file, or of all together; if asked for, those of each."""
-        if self.several:
+        if self._several:
             say(said_of_all(found))
             _show_together(found, by_head=False)
         else:
@@ -49,10 +44,10 @@ class Shown:
                 say(said_of(cache))
                 _show_layers(cache)
         if self._verbose:
-            if self.several:
+            if self._several:
                 _show_together(found, by_head=True)
             for cache in found.caches:
-                if self.several:
+                if self._several:
                     say(said_of(cache))
                     _show_layers(cache)
                 _show_more(cache)
@@ -65,7 +60,7 @@ def _show_together(found: Analysis, by_head: bool) -> None:
     if found.aggregate().all is None:
         return
     say(f"All files, by {'layer.head' if by_head else 'layer'}:")
-    heads, rows = tidy(together_heads(by_head), together_cells(found.aggregate(), by_head))
+    heads, rows = together(found.aggregate(), by_head)
     # First the file and the advice, which may be long, then all but the worst.
     going = ("advice", "in", "10 %", "50 %", "90 %", "k/n")
     drop = [heads.index(name) for name in going if name in heads]
@@ -83,7 +78,7 @@ def _show_layers(cache: CacheAnalysis) -> None:
 def _show_more(cache: CacheAnalysis) -> None:
     """Show each head."""
     say("By layer.head:")
-    heads, rows = tidy(HEADS, cells(cache))
+    heads, rows = by_head(cache)
     going = ("1/sum P^2", "effective", "8 cuts", "1 gap", "rule", "at least")
     drop = [heads.index(name) for name in going if name in heads]
     print_table(heads, rows, drop=drop, elsewhere=_ELSEWHERE)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from .example import example
+from ..errors import CertkError
 from .options import Option
 from .terminal import (
     can_print,
@@ -22,7 +22,11 @@ from .terminal import (
 
 if TYPE_CHECKING:
     from .._jobs.results import LayerReport
+    from .._jobs.sets import SetRecord, Sums
 
+_EXAMPLE = Path("_data") / "minilm_small.safetensors"
+# More bars than this are one per layer, not one per kept set.
+_MOST_BARS = 36
 OPTIONS = {
     "data": Option(metavar="FILE", help="A cache file; default: the example."),
     "out": Option("-o", "--out", metavar="DIR", help="Keep the output here; default: remove it."),
@@ -43,7 +47,7 @@ def demo(
     from .._jobs.prune import prune
     from .._jobs.results import file_json
     from ..audit import audit, audit_json
-    from .audit_report import show_output, show_rest, verdict
+    from .verify import show_output, show_rest, verdict
 
     cache = example() if data is None else data
     with contextlib.ExitStack() as stack:
@@ -72,8 +76,6 @@ def demo(
 
 def _show(reports: Sequence[LayerReport], eps: float) -> None:
     """Show a job as a table and as bars."""
-    from .._jobs.results import bars
-
     heads = ("layer", "kept / total", "share", "lower bound", "gap", "worst tail mass")
     rows = [
         (
@@ -97,3 +99,42 @@ def _show(reports: Sequence[LayerReport], eps: float) -> None:
     worst = round_up(max(report.worst_tail_mass for report in reports))
     say(f"No query in the file loses more than {worst} of its attention (eps = {eps:g}).")
     say("Queries that are not in the file are not covered.")
+
+
+def bars(reports: Sequence[LayerReport], width: int, symbols: str = "█▒·") -> list[str]:
+    """Return lines of a bar chart: of all keys, those proven necessary, kept beyond, and dropped.
+
+    One bar per kept set if these are few, else one per layer. `symbols` are those of the parts.
+    """
+    rows: list[tuple[str, str, SetRecord | Sums]]
+    if sum(len(report.sets) for report in reports) <= _MOST_BARS:
+        rows = [
+            (f"layer {report.layer}" if number == 0 else "", f"head {number}", one)
+            for report in reports
+            for number, one in enumerate(report.sets)
+        ]
+        if all(len(report.sets) == 1 for report in reports):
+            rows = [(layer, "", one) for layer, _, one in rows]
+    else:
+        rows = [(f"layer {report.layer}", "", report.count) for report in reports]
+    first = max(len(layer) for layer, _, _ in rows)
+    second = max(len(head) for _, head, _ in rows)
+    lines = []
+    for layer, head, count in rows:
+        needed = (count.lower_bound or 0) * width // count.total
+        kept = max(needed, -(-count.kept * width // count.total))
+        bar = symbols[0] * needed + symbols[1] * (kept - needed) + symbols[2] * (width - kept)
+        share = f"{100 * count.kept / count.total:5.1f} %"
+        lines.append(f"{layer:<{first}} {head:<{second}} {bar} {share}")
+    return lines
+
+
+def example() -> Path:
+    """Return the example, as a path from here where it lies below."""
+    here, found = Path.cwd(), Path(__file__).resolve().parents[1] / _EXAMPLE
+    if not found.is_file():
+        raise CertkError(
+            f"{found} is missing from this installation: install certk-rs anew, or give a cache of "
+            "your own with --data FILE"
+        )
+    return found.relative_to(here) if found.is_relative_to(here) else found

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import CertkError
+from ..errors import CertkError, told
 from .terminal import begin_answer, fail, print_answer, say
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ def _failed(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):
         return 2  # whoever read our output has gone
     if isinstance(error, OSError):
-        place = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
-        return fail(f"error: {place}{error.strerror or error}", 2, "io")
+        return fail(f"error: {told(error)}", 2, "io")
     if isinstance(error, MemoryError):
         return fail("error: not enough memory: give fewer queries or keys in one file", 2, "memory")
     # Usage; its class has moved between versions of typer.

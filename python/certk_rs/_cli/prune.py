@@ -9,8 +9,8 @@ from .options import Option
 from .terminal import complain, print_json, progress_bar, warn
 
 if TYPE_CHECKING:
-    from .._jobs.estimate import Estimate
-    from .._jobs.prune import Plan
+    from .._jobs.plan import Plan
+    from .._jobs.steps import Estimate
 
 OPTIONS = {
     "out": Option("-o", "--out", metavar="OUT", help="Output directory or URL."),
@@ -61,7 +61,8 @@ def prune(
     certificate is in the same file. One keep-set serves all queries of a kv head (or of a layer).
     Many files are one job: it can be resumed, and one bad file does not stop the others.
     """
-    from .._jobs.prune import Manner, make_engine, make_plan, read_shard, run_plan
+    from .._jobs.plan import Manner, make_plan, read_shard
+    from .._jobs.prune import make_engine, run_plan
     from .._jobs.request import TARGETS, Request
     from .prune_report import Shown, show_summary
 
@@ -82,7 +83,7 @@ def prune(
     shown = Shown(plan, as_json)
     try:
         with progress_bar(quiet) as progress:
-            result = run_plan(plan, workers, manner, shown.tell, progress)
+            result = run_plan(plan, workers, shown.tell, progress)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(shown.how_far()) from None
     if as_json:
@@ -99,8 +100,8 @@ def prune(
 
 
 def _dry_run(plan: Plan, threads: int | None, as_json: bool, quiet: bool) -> int:
-    from .._jobs.estimate import estimate
     from .._jobs.results import failure
+    from .._jobs.steps import estimate
     from .prune_report import show_estimates
 
     found: list[Estimate] = []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .._jobs.estimate import Estimate
-from .._jobs.prune import Plan
+from .._jobs.plan import Plan
 from .._jobs.results import Failure, FileOutcome, FileReport, JobResult, totals
+from .._jobs.steps import Estimate
 from .terminal import complain, round_up, say, warn
 
 

@@ -13,11 +13,14 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from decimal import ROUND_CEILING
+from typing import TYPE_CHECKING
 
 from .._display.numbers import rounded
 from .._display.plain import plain
-from .._jobs.progress import Progress
 from .answer import Answer, Kind
+
+if TYPE_CHECKING:
+    from .._jobs.engine import Progress
 
 _answer = Answer()
 begin_answer, print_json = _answer.begin, _answer.hold

@@ -1,74 +1,171 @@
-"""Analysis of saved caches: the keys that heads need, of each cache and of all of them together.
+"""Analysis of saved caches: the keys that their rows need, and the rules that would find them.
 
-One bad file does not stop the others. The details of files go to the disk as they come; memory
-holds those of one, and about a hundred bytes for each head of each file.
+Every number is a mean over rows, a row being one query of one query head, and every share is of the
+keys that the query sees. A head with very many scores is judged by some of its queries, evenly
+spaced. One bad file does not stop the others.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import pickle
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import bounds, gaussian, keepset, selection, windows
 from .._display.plain import plain
 from .._display.shown import Shown
+from .._files.cache import Cache
+from .._files.layers import Layer
 from .._files.names import Names
 from .._files.new_file import write_json
 from .._files.transposed import LAYOUTS
 from ..errors import CertkError
-from .aggregate import Aggregate, Numbers, aggregate_json
-from .analyze_cache import CacheAnalysis, HeadAnalysis, analysis_json, analyze_cache
-from .budgets import SMALLEST_EPS
+from .engine import Progress
 from .inputs import Source, expand
-from .progress import Progress
+from .request import SMALLEST_EPS
 from .results import Failure, failure
 
 EPS = (0.1, 0.01, 0.001)
+QUANTILES = (0.1, 0.5, 0.9)
 # Caches beyond these have no line of their own in a summary.
 _MOST_LINES = 20
-# Bytes of details that are kept in memory, and not on the disk.
-_IN_MEMORY = 1 << 25
+# Scores of a head that are looked at, at least so many queries, and the queries whose gap bounds
+# are found, which takes longer.
+SCORES = 1 << 22
+QUERIES = 256
+GAP_QUERIES = 16
+# Up to these shares of the keys, needed for all queries of a head at once, pruning is worth it; and
+# up to this share, needed for a query on its own, selecting anew for each is.
+PRUNE, PRUNE_A_LITTLE = 0.5, 0.85
+PER_QUERY = 0.5
+ADVICE = ("prune", "prune a little", "per query", "leave dense")
+PAYS = ADVICE[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAnalysis:
+    """One query head of one layer. Shares are means over its rows, in [0, 1]."""
+
+    layer: int
+    head: int
+    queries: int
+    n: int
+    sigma: float
+    """Standard deviation of the visible scores of a row, in natural-log units."""
+    kept: tuple[float, ...]
+    """The fewest keys within each budget."""
+    predicted: tuple[float, ...]
+    """The same by the Gaussian rule, from each row's own sigma."""
+    effective_entries: float
+    """Keys (a number) that weigh at least the main budget each."""
+    participation: float
+    """1 / sum of squared weights (a number)."""
+    single_gap: float
+    multi_gap: float
+    """The fewest keys that these bounds prove to be enough, at the main budget: the mean of a few
+    rows, evenly spaced in the order of k, and no less than what is kept."""
+    shared: float
+    shared_lower_bound: float
+    """One set for all rows at the main budget, and the proven least size of any."""
+    advice: str
+    """The advice for the main budget, one of `ADVICE`."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """Means over some heads; tuples have an entry per budget."""
+
+    heads: int
+    kept: tuple[float, ...]
+    rule_error: tuple[float, ...]
+    """By how much the Gaussian rule misses what is kept, whichever way."""
+    shared: float
+
+
+@dataclass(frozen=True)
+class CacheAnalysis:
+    """One file. `main` is the position in `eps` of the budget that advice is given for."""
+
+    name: str
+    """As of an output of `certk prune`: relative to what was given."""
+    path: str
+    """As it was given."""
+    eps: tuple[float, ...]
+    main: int
+    heads: tuple[HeadAnalysis, ...]
+    causal: bool = False
+    """True if every query sees its own prefix."""
+
+    def layers(self) -> dict[int, Means]:
+        """Means of each layer, by its number."""
+        return {i: _means(self.of_layer(i)) for i in dict.fromkeys(h.layer for h in self.heads)}
+
+    def of_layer(self, layer: int) -> tuple[HeadAnalysis, ...]:
+        """Return the heads of one layer."""
+        return tuple(head for head in self.heads if head.layer == layer)
+
+    def all(self) -> Means:
+        """Means of the whole file."""
+        return _means(self.heads)
+
+    def advice(self) -> str:
+        """Return the advice, with how many heads it is for."""
+        return counted(Counter(head.advice for head in self.heads), ADVICE)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The spread of a number over files (of a layer: over its heads in all files)."""
+
+    mean: float
+    quantiles: tuple[float, ...]
+    """At `QUANTILES`, with linear interpolation between neighbours."""
+    worst: float
+    """The largest."""
+    worst_in: str
+    """The file that it is in, the first of them: its name, or its path where others have that."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """One head of one layer (head None: all of the layer; layer None: everything), in all files."""
+
+    layer: int | None
+    head: int | None
+    files: int
+    sigma: Spread
+    """Standard deviation of the scores of a row."""
+    kept: tuple[Spread, ...]
+    """Share of the keys that a row needs on its own, by budget."""
+    shared: Spread
+    """Share that one set for all rows takes, at the main budget."""
+    advice: tuple[tuple[str, int], ...]
+    """Advice that is given, and to how many heads."""
+
+    def advised(self) -> str:
+        """Return the advice in words."""
+        return counted(dict(self.advice), ADVICE)
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """All files together. `main` is the position in `eps` of the main budget."""
+
+    eps: tuple[float, ...]
+    main: int
+    files: int
+    heads: tuple[Together, ...]
+    layers: tuple[Together, ...]
+    all: Together | None
+    """None if there is no file."""
+
 
 Analyzed: TypeAlias = CacheAnalysis | Failure
-_Item = TypeVar("_Item")
-
-
-class Spool(Sequence[_Item], Generic[_Item]):
-    """A sequence of values that can be pickled, kept in a temporary file beyond some megabytes."""
-
-    def __init__(self, items: Iterable[_Item] = ()) -> None:
-        self._starts: list[int] = []
-        self._file: Any = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
-        for item in items:
-            self.append(item)
-
-    def append(self, item: _Item) -> None:
-        """Add an item at the end."""
-        self._starts.append(self._file.seek(0, 2))
-        pickle.dump(item, self._file)
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    @overload
-    def __getitem__(self, place: int) -> _Item: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[_Item]: ...
-
-    def __getitem__(self, place: int | slice) -> _Item | list[_Item]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(len(self))[place]]
-        self._file.seek(self._starts[place])
-        item: _Item = pickle.load(self._file)  # nobody else can write there
-        return item
-
-    def __reduce__(self) -> tuple[type[Spool[_Item]], tuple[list[_Item]]]:
-        return Spool, (list(self),)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,14 +177,13 @@ class Analysis(Shown):
 
     eps: tuple[float, ...]
     main: int
-    caches: Sequence[CacheAnalysis]
-    """In the order of the inputs; each is read from a temporary file when it is asked for."""
+    caches: tuple[CacheAnalysis, ...]
+    """In the order of the inputs."""
     failures: tuple[Failure, ...]
-    _numbers: Numbers
 
     def aggregate(self) -> Aggregate:
         """Return mean, quantiles and the worst file of every layer and head."""
-        return self._numbers.aggregate(self.eps, self.main)
+        return _aggregate(self.caches, self.eps, self.main)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `certk analyze --json` prints them."""
@@ -117,7 +213,7 @@ class Analysis(Shown):
                 f"the mean, one set per head takes {shared.mean:.3f} (worst {shared.worst:.3f}, in "
                 f"{plain(shared.worst_in)}); advice: {together.advised()}"
             )
-        for cache in itertools.islice(self.caches, _MOST_LINES):
+        for cache in self.caches[:_MOST_LINES]:
             means = cache.all()
             lines.append(
                 f"  {plain(str(cache.path))}: a row {means.kept[cache.main]:.3f}, one set per head "
@@ -131,29 +227,19 @@ class Analysis(Shown):
         failed = f", {len(self.failures)} failed" if self.failures else ""
         return f"Analysis({len(self.caches)} caches{failed})"
 
-    def _heads(self) -> Iterator[tuple[CacheAnalysis, HeadAnalysis]]:
-        for cache in self.caches:
-            for head in cache.heads:
-                yield cache, head
-
     def _columns(self) -> dict[str, Any]:
-        heads = list(self._heads())
-        return {
-            "cache": [str(cache.path) for cache, _ in heads],
-            "layer": [head.layer for _, head in heads],
-            "head": [head.head for _, head in heads],
-            "queries": [head.queries for _, head in heads],
-            "n": [head.n for _, head in heads],
-            "sigma": [head.sigma for _, head in heads],
-            "eps": [cache.eps[cache.main] for cache, _ in heads],
-            "kept": [head.kept[cache.main] for cache, head in heads],
-            "predicted": [head.predicted[cache.main] for cache, head in heads],
-            "shared": [head.shared for _, head in heads],
-            "shared_lower_bound": [head.shared_lower_bound for _, head in heads],
-            "effective_entries": [head.effective_entries for _, head in heads],
-            "participation": [head.participation for _, head in heads],
-            "advice": [head.advice for _, head in heads],
-        }
+        heads = [(cache, head) for cache in self.caches for head in cache.heads]
+
+        def cell(cache: CacheAnalysis, head: HeadAnalysis, name: str) -> Any:
+            value = getattr(cache if name in ("path", "eps") else head, name)
+            return value[cache.main] if isinstance(value, tuple) else value
+
+        names = (
+            *("layer", "head", "queries", "n", "sigma", "eps", "kept", "predicted", "shared"),
+            *("shared_lower_bound", "effective_entries", "participation", "advice"),
+        )
+        columns = {"cache": "path", **{name: name for name in names}}
+        return {called: [cell(*each, name) for each in heads] for called, name in columns.items()}
 
 
 def analyze(
@@ -189,57 +275,55 @@ def analyze(
         OSError: The system refuses the only file.
     """
     given = [caches] if isinstance(caches, (str, os.PathLike)) else list(caches)
+    budgets = [eps] if isinstance(eps, (int, float)) else list(eps)
+    sources = expand(given, recursive, same_names=True)
     return analyze_sources(
-        lambda: expand(given, recursive, same_names=True),
-        [eps] if isinstance(eps, (int, float)) else list(eps),
-        names=names,
-        layout=layout,
-        fail_fast=fail_fast,
-        threads=threads,
-        on_file=on_file,
-        progress=progress,
+        sources, budgets, names, layout, fail_fast, threads, on_file or (lambda _: None), progress
     )
 
 
 def analyze_sources(
-    find: Callable[[], Sequence[Source]],
-    eps: Iterable[float] = EPS,
-    *,
-    names: str | None = None,
-    layout: str | None = None,
-    fail_fast: bool = False,
-    threads: int | None = None,
-    on_file: Callable[[Analyzed], None] | None = None,
-    progress: Progress | None = None,
+    sources: Sequence[Source],
+    eps: Iterable[float],
+    names: str | None,
+    layout: str | None,
+    fail_fast: bool,
+    threads: int | None,
+    on_file: Callable[[Analyzed], None],
+    progress: Progress | None,
 ) -> Analysis:
-    """Analyze the files that `find` finds, once the other arguments were checked."""
+    """Analyze files as `analyze` does. Files that were not opened count as the last one."""
     budgets = _budgets(eps)
     if names is not None:
         Names(names)
     if layout is not None and layout not in LAYOUTS:
         raise CertkError(f"layout is {layout!r}: give {' or '.join(LAYOUTS)}")
-    sources = find()
-    numbers, found, failures = Numbers(), Spool[CacheAnalysis](), list[Failure]()
-    meter = _Meter(progress, len(sources))
-    for source in sources:
+    found: list[CacheAnalysis] = []
+    failures: list[Failure] = []
+    before = now = 0
+
+    def step(done: int, heads: int) -> None:
+        nonlocal now
+        now = heads
+        if progress is not None:
+            progress(label, before + done, before + heads * (len(sources) - number + 1))
+
+    for number, source in enumerate(sources, 1):
+        label = f"analyzing {source.name}"
+        if len(sources) > 1:
+            label += f" ({number} of {len(sources)})"
         outcome: Analyzed
         try:
-            outcome = analyze_cache(
-                source, budgets, names=names, layout=layout, threads=threads,
-                step=meter.of(source),
-            )  # fmt: skip
+            outcome = analyze_cache(source, budgets, names, layout, threads, step)
+            found.append(outcome)
         except (CertkError, OSError, MemoryError) as error:
             if fail_fast or len(sources) == 1:
                 raise
             outcome = failure(source, error)
             failures.append(outcome)
-        else:
-            numbers.add(outcome)
-            found.append(outcome)
-        meter.end()
-        if on_file is not None:
-            on_file(outcome)
-    return Analysis(budgets, len(budgets) // 2, found, tuple(failures), numbers)
+        before, now = before + now, 0
+        on_file(outcome)
+    return Analysis(budgets, len(budgets) // 2, tuple(found), tuple(failures))
 
 
 def _budgets(eps: Iterable[float]) -> tuple[float, ...]:
@@ -254,29 +338,199 @@ def _budgets(eps: Iterable[float]) -> tuple[float, ...]:
     return budgets
 
 
-class _Meter:
-    """Progress in heads; files that were not opened are taken to have as many as the last one."""
+def analyze_cache(
+    source: Source,
+    eps: tuple[float, ...],
+    names: str | None,
+    layout: str | None,
+    threads: int | None,
+    step: Callable[[int, int], None],
+) -> CacheAnalysis:
+    """Analyze one file at budgets, the largest first; `step` is told (heads done, all heads).
 
-    def __init__(self, progress: Progress | None, files: int) -> None:
-        self._progress, self._left, self._files = progress, files, files
-        self._before = self._now = 0
+    Raises:
+        CertkError: The file is not a cache, or cannot be analyzed.
+        OSError: The system refuses to read it.
+    """
+    main = len(eps) // 2
+    heads: list[HeadAnalysis] = []
+    with Cache(source.location, names, layout) as cache:
+        every = sum(layer.heads for layer in cache.layers)
+        cache.check_values(lambda _: None)
+        for layer in cache.layers:
+            rows = _rows(cache, layer)
+            for head, scores, lengths in rows:
+                heads.append(_head(layer, head, scores, lengths, eps, main, threads))
+                step(len(heads), every)
+        causal = cache.causal_offset is not None
+    place = str(source.location)
+    return CacheAnalysis(source.name, place, eps, main, tuple(heads), causal)
 
-    def of(self, source: Source) -> Callable[[int, int], None]:
-        """Return what is called with the heads of one file that are done, and all that it has."""
-        number = self._files - self._left + 1
-        label = f"analyzing {source.name}"
-        if self._files > 1:
-            label += f" ({number} of {self._files})"
 
-        def tell(done: int, heads: int) -> None:
-            self._now = heads
-            if self._progress is not None:
-                self._progress(label, self._before + done, self._before + heads * self._left)
+def counted(counts: Mapping[str, int], words: Sequence[str]) -> str:
+    """Return counts of words, without zeros: "3 prune, 1 leave dense"."""
+    return ", ".join(f"{counts[word]} {word}" for word in words if counts.get(word))
 
-        return tell
 
-    def end(self) -> None:
-        """Count a file as done."""
-        self._before += self._now
-        self._now = 0
-        self._left -= 1
+def _rows(
+    cache: Cache, layer: Layer
+) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.int64]]]:
+    """Return each query head with scores (rows, n) of some queries, and the keys they see."""
+    most = min(layer.m, max(QUERIES, SCORES // layer.n))
+    chosen = np.unique(np.linspace(0, layer.m - 1, most).round().astype(np.int64))
+    offset = cache.causal_offset
+    lengths = np.full(len(chosen), layer.n, np.int64)
+    if offset is not None:
+        lengths = np.clip(chosen + offset + 1, 0, layer.n)
+    chosen, lengths = chosen[lengths > 0], lengths[lengths > 0]
+    if not len(chosen):
+        raise CertkError(
+            f"{cache.path}: layer {layer.index}: no query sees a key: check causal_offset"
+        )
+    scale = cache.scales[layer.index]
+    for head, queries, keys in cache.heads(layer):
+        scores = queries[chosen] @ keys.T
+        scores *= scale
+        yield head, scores, lengths
+
+
+def _head(
+    layer: Layer,
+    head: int,
+    scores: NDArray[np.float64],
+    lengths: NDArray[np.int64],
+    eps: tuple[float, ...],
+    main: int,
+    threads: int | None,
+) -> HeadAnalysis:
+    seen = np.arange(layer.n) < lengths[:, None]
+    sigma = np.std(scores, axis=1, where=seen)
+    needed, predicted = [], []
+    for budget in eps:
+        found = selection.select(scores, budget, lengths=lengths, threads=threads)
+        needed.append(found.k / lengths)
+        predicted.append(float(np.mean(gaussian.keep_fraction(sigma, budget))))
+    masked = np.where(seen, scores, -np.inf)
+    exact = needed[main]
+    count = min(len(scores), GAP_QUERIES)
+    ranks = (np.arange(count) * 2 + 1) * len(scores) // (2 * count)
+    few = np.argsort(exact, kind="stable")[ranks]
+
+    def enough(rule: bounds.Rule) -> float:
+        k = bounds.smallest_k(masked[few], eps[main], rule=rule)
+        return max(float((k / lengths[few]).mean()), float(exact.mean()))
+
+    one = keepset.keep_set(scores, eps[main], lengths=lengths, threads=threads)
+    shared = one.k / int(lengths.max())
+    kept = tuple(float(share.mean()) for share in needed)
+    return HeadAnalysis(
+        layer=layer.index,
+        head=head,
+        queries=len(scores),
+        n=layer.n,
+        sigma=float(sigma.mean()),
+        kept=kept,
+        predicted=tuple(predicted),
+        effective_entries=float(np.mean(windows.effective(masked, eps[main]).count)),
+        participation=float(np.mean(windows.participation(masked))),
+        single_gap=enough("single_gap"),
+        multi_gap=enough("multi_gap"),
+        shared=shared,
+        shared_lower_bound=one.lower_bound / int(lengths.max()),
+        advice=_advice(shared, kept[main]),
+    )
+
+
+def _advice(shared: float, kept: float) -> str:
+    """Return the advice for a head whose one set and whose single queries need these shares.
+
+    "prune" or "prune a little": one set for all queries of the head. "per query": no such set is
+    small, but a query on its own needs few keys. "leave dense": neither.
+    """
+    if shared <= PRUNE_A_LITTLE:
+        return "prune" if shared <= PRUNE else "prune a little"
+    return "per query" if kept <= PER_QUERY else "leave dense"
+
+
+def _means(heads: Sequence[HeadAnalysis]) -> Means:
+    kept = np.array([head.kept for head in heads])
+    off = np.abs(kept - np.array([head.predicted for head in heads]))
+    return Means(
+        len(heads),
+        tuple(kept.mean(axis=0).tolist()),
+        tuple(off.mean(axis=0).tolist()),
+        float(np.mean([head.shared for head in heads])),
+    )
+
+
+def analysis_json(found: CacheAnalysis) -> dict[str, Any]:
+    """Return the analysis as a JSON object."""
+    return {
+        "cache": found.path,
+        "name": found.name,
+        "eps": list(found.eps),
+        "main_eps": found.eps[found.main],
+        "layers": [{"layer": i, **vars(means)} for i, means in found.layers().items()],
+        "heads": [asdict(head) for head in found.heads],
+    }
+
+
+def _aggregate(caches: Sequence[CacheAnalysis], eps: tuple[float, ...], main: int) -> Aggregate:
+    """Return the spread of every number over files: by layer and head, by layer, and in all."""
+    times = Counter(cache.name for cache in caches)
+    files = [cache.name if times[cache.name] == 1 else cache.path for cache in caches]
+    rows = [(file, head) for file, cache in enumerate(caches) for head in cache.heads]
+    values = np.array([[head.sigma, head.shared, *head.kept] for _, head in rows])
+    groups: dict[tuple[int | None, int | None], list[int]] = defaultdict(list)
+    for row, (_, head) in enumerate(rows):
+        for place in ((head.layer, head.head), (head.layer, None), (None, None)):
+            groups[place].append(row)
+
+    def spread(own: list[int], column: int) -> Spread:
+        some = values[own, column]
+        worst = int(some.argmax())
+        quantiles = tuple(np.quantile(some, QUANTILES).tolist())
+        return Spread(float(some.mean()), quantiles, float(some[worst]), files[rows[own[worst]][0]])
+
+    def together(layer: int | None, head: int | None) -> Together:
+        own = groups[layer, head]
+        sigma, shared, *kept = (spread(own, column) for column in range(values.shape[1]))
+        given = Counter(rows[row][1].advice for row in own)
+        advice = tuple((word, given[word]) for word in ADVICE if given[word])
+        count = len({rows[row][0] for row in own})
+        return Together(layer, head, count, sigma, tuple(kept), shared, advice)
+
+    heads = sorted((i, j) for i, j in groups if i is not None and j is not None)
+    return Aggregate(
+        eps,
+        main,
+        len(files),
+        tuple(together(*place) for place in heads),
+        tuple(together(layer, None) for layer in sorted({layer for layer, _ in heads})),
+        together(None, None) if rows else None,
+    )
+
+
+def aggregate_json(found: Aggregate) -> dict[str, Any]:
+    """Return the aggregate as a JSON object."""
+    return {
+        "files": found.files,
+        "eps": list(found.eps),
+        "main_eps": found.eps[found.main],
+        "quantiles": list(QUANTILES),
+        "all": None if found.all is None else _json(found.all),
+        "layers": [_json(each) for each in found.layers],
+        "heads": [_json(each) for each in found.heads],
+    }
+
+
+def _json(each: Together) -> dict[str, Any]:
+    return {
+        "layer": each.layer,
+        "head": each.head,
+        "files": each.files,
+        "sigma": vars(each.sigma),
+        "kept": [vars(spread) for spread in each.kept],
+        "shared": vars(each.shared),
+        "advice": dict(each.advice),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,14 +21,19 @@ from .._display.page import (
 )
 from .._display.plots import heat_map
 from .._display.tables import tidy
-from .aggregate import QUANTILES, Aggregate, Together
-from .analyze import Analysis
-from .analyze_cache import PAYS, PER_QUERY, PRUNE, PRUNE_A_LITTLE, CacheAnalysis
+from .analyze import (
+    PAYS,
+    PER_QUERY,
+    PRUNE,
+    PRUNE_A_LITTLE,
+    QUANTILES,
+    Aggregate,
+    Analysis,
+    CacheAnalysis,
+    HeadAnalysis,
+    Together,
+)
 
-HEADS = (
-    "head", "sigma", "k/n", "rule", "1 gap", "8 cuts", "one set", "advice", "at least",
-    "effective", "1/sum P^2",
-)  # fmt: skip
 NOT_COVERED = "Queries that are not in the file are not covered."
 ADVISED = (
     f"prune: one set of at most {PRUNE:g} of the keys serves all queries of the head; prune a "
@@ -37,28 +42,28 @@ ADVISED = (
 )
 # Files that get a section of their own in a page.
 SECTIONS = 24
-# What a terminal of 80 columns has room for.
-NARROW = 8
 
 
-def cells(found: CacheAnalysis) -> list[list[str]]:
-    """Return the table of one cache at its main budget, a row per head."""
-    return [
-        [
-            f"{head.layer}.{head.head}",
-            f"{head.sigma:.2f}" if head.sigma < 1000 else f"{head.sigma:.3g}",
-            f"{head.kept[found.main]:.3f}",
-            f"{head.predicted[found.main]:.3f}",
-            f"{head.single_gap:.3f}",
-            f"{head.multi_gap:.3f}",
-            f"{head.shared:.3f}",
-            head.advice,
-            f"{head.shared_lower_bound:.3f}",
-            f"{head.effective_entries:.1f}",
-            f"{head.participation:.1f}",
-        ]
-        for head in found.heads
-    ]
+# The columns of the table of heads, of a head and the position of the main budget.
+_CELLS: dict[str, Callable[[HeadAnalysis, int], str]] = {
+    "head": lambda head, _: f"{head.layer}.{head.head}",
+    "sigma": lambda head, _: f"{head.sigma:.2f}" if head.sigma < 1000 else f"{head.sigma:.3g}",
+    "k/n": lambda head, main: f"{head.kept[main]:.3f}",
+    "rule": lambda head, main: f"{head.predicted[main]:.3f}",
+    "1 gap": lambda head, _: f"{head.single_gap:.3f}",
+    "8 cuts": lambda head, _: f"{head.multi_gap:.3f}",
+    "one set": lambda head, _: f"{head.shared:.3f}",
+    "advice": lambda head, _: head.advice,
+    "at least": lambda head, _: f"{head.shared_lower_bound:.3f}",
+    "effective": lambda head, _: f"{head.effective_entries:.1f}",
+    "1/sum P^2": lambda head, _: f"{head.participation:.1f}",
+}
+
+
+def by_head(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
+    """Return the table of one cache at its main budget: column heads, and a row per head."""
+    rows = [[cell(head, found.main) for cell in _CELLS.values()] for head in found.heads]
+    return tidy([*_CELLS], rows)
 
 
 def by_layer(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
@@ -139,18 +144,13 @@ def verdict_on(found: CacheAnalysis) -> str:
     return verdict(counts, found.eps[found.main], every.kept[found.main], every.shared)
 
 
-def together_heads(by_head: bool) -> list[str]:
-    """Return the heads of the columns of `together_cells`."""
+def together(found: Aggregate, by_head: bool) -> tuple[list[str], list[list[str]]]:
+    """Return the table of all files: a row per layer and head, or one per layer and one for all."""
     quantiles = [f"{100 * q:g} %" for q in QUANTILES]
     kind = "head" if by_head else "layer"
-    return [kind, "files", "k/n", "one set", *quantiles, "worst", "in", "advice"]
-
-
-def together_cells(found: Aggregate, by_head: bool) -> list[list[str]]:
-    """Return a row per layer and head, or one per layer and one for all: over all files."""
+    heads = [kind, "files", "k/n", "one set", *quantiles, "worst", "in", "advice"]
     every = [*found.layers, *([] if found.all is None else [found.all])]
-    rows = found.heads if by_head else every
-    return [
+    rows = [
         [
             _called(each),
             str(each.files),
@@ -161,8 +161,9 @@ def together_cells(found: Aggregate, by_head: bool) -> list[list[str]]:
             each.shared.worst_in,
             each.advised(),
         ]
-        for each in rows
+        for each in (found.heads if by_head else every)
     ]
+    return tidy(heads, rows)
 
 
 def _called(each: Together) -> str:
@@ -221,9 +222,7 @@ def _shown(found: Analysis) -> Sequence[int]:
 def _together(found: Analysis, sections: int) -> Section:
     """All files together, those that failed, and a row for each of the others."""
     every = found.aggregate()
-    text = [
-        said_of_all(found),
-    ]
+    text = [said_of_all(found)]
     if sections < len(found.caches):
         text.append(
             f"The {sections} files of which one set takes most have sections of their own below; "
@@ -233,17 +232,12 @@ def _together(found: Analysis, sections: int) -> Section:
         [name.path, str(means.heads), f"{means.kept[found.main]:.3f}", f"{means.shared:.3f}", said]
         for name, means, said in ((each, each.all(), each.advice()) for each in found.caches)
     ]
-    tables = [
-        Table(
-            *tidy(together_heads(False), together_cells(every, False)),
-            note=said_of_together(found),
-        )
-    ]
+    tables = [Table(*together(every, by_head=False), note=said_of_together(found))]
     if found.failures:
         bad = [[each.source, each.message] for each in found.failures]
         tables.append(Table(["file", "what is wrong"], bad, "Files that could not be analyzed"))
     plots = _together_maps(every) if every.heads else []
-    of_heads = Table(*tidy(together_heads(True), together_cells(every, True)))
+    of_heads = Table(*together(every, by_head=True))
     of_files = Table(["file", "heads", "k/n", "one set", "advice"], rows)
     folds = [
         Fold("Each head", [], (), [of_heads]),
@@ -290,7 +284,7 @@ def _of_heads(found: CacheAnalysis) -> Fold:
         for i, budget in enumerate(found.eps)
     ]
     note = f"{said_of_heads(found)} Advice, {ADVISED}"
-    return Fold("Each head", [], plots, [Table(*tidy(HEADS, cells(found)), note=note)])
+    return Fold("Each head", [], plots, [Table(*by_head(found), note=note)])
 
 
 def _of_rules(found: CacheAnalysis) -> Fold:
@@ -328,9 +322,7 @@ def _rule(found: CacheAnalysis) -> str:
             [head.kept[i] for head in found.heads],
             s=12, color=line.get_color(), alpha=0.7,
         )  # fmt: skip
-    axis.set(
-        xlabel="standard deviation of a row's scores", ylabel="mean k/n", ylim=(0, 1.02),
-    )  # fmt: skip
+    axis.set(xlabel="standard deviation of a row's scores", ylabel="mean k/n", ylim=(0, 1.02))
     axis.set_title("keys by the rule (lines), and needed (points)", fontsize=10)
     # A few heads of large sigma would squeeze all others into a corner.
     axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
@@ -361,9 +353,7 @@ def _rules(found: CacheAnalysis) -> str:
         ]
         axis.bar(np.arange(len(layers)) + (i - 1.5) * width, means, width, label=name)
     axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
-    axis.set(
-        xlabel="layer", ylabel="mean share of the keys", ylim=(0, 1.02),
-    )  # fmt: skip
+    axis.set(xlabel="layer", ylabel="mean share of the keys", ylim=(0, 1.02))
     axis.set_title(f"keys that each way keeps, eps = {found.eps[found.main]:g}", fontsize=10)
     legend_below(figure, ncols=2)
     return svg(figure)

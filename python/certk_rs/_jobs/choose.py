@@ -33,7 +33,8 @@ offset, `keep_first` and `keep_last` count the positions that at least one query
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,15 +43,26 @@ from numpy.typing import NDArray
 
 from .. import _native
 from .._files.cache import Cache
+from .._files.certificate import Options
 from .._files.layers import Layer
-from .._files.masses import lower_ends, storable_budget, storable_weights, upper_ends
+from .._files.masses import lower_ends, mass_dtype, storable_budget, storable_weights, upper_ends
+from .._files.safetensors import NAMES
 from .._files.transposed import ROW_MAJOR
+from .._files.values import widen
 from ..errors import CertkError
-from ..hot_keys import Edge
+from ..hot_keys import Demand, Edge, Rows
+from ..results import Status
 from .held_out import held_out_queries
 from .sets import Answer, Demands, LayerRecord, Probe, fewest_keys, joined
-from .solve import Block, Limits, Solution, demanded, leave_out, solve, value_spread
 
+# The radius of a row is so many roundings beyond 3 d, and this slack (see above).
+ROUNDINGS = 16
+SLACK = 2.0**-31
+# Each round leaves out a part of what may be left out, since others bind once the first are gone.
+_ROUNDS = 6
+# Scores that are held at a time where demands are counted, and values where they are compared.
+_SCORES = 1 << 22
+_VALUES = 1 << 14
 # Budgets that follow from values: what F32 can tell from 1, and from 0 with room to spare.
 _LARGEST, _SMALLEST = 1 - 2.0**-24, 2.0**-90
 
@@ -59,29 +71,53 @@ _LARGEST, _SMALLEST = 1 - 2.0**-24, 2.0**-90
 class Ask:
     """A question about groups, besides the queries and keys of the input.
 
-    The budget of layer i is eps[i], or where `out_tol` is given, what keeps the error of the
-    output within it. `bound_eps` is the budget that lower bounds refer to where it is not
-    `eps`. With `probes`, only the sizes at these budgets are asked for; with `demands`, only
-    how often keys are needed. With `hot`, the keys that are needed so often are the set: an
-    edge for each (layer, first kv head) of a group. A share `holdout` of the queries is set
-    aside: the sets are made for the others, and tried on these. `masses` tells whether the tail
-    mass of every row is wanted, or only the worst one; `bounds`, whether lower bounds are;
-    `dtype` is that of the masses in the whole file.
+    The budget of layer i is eps[i], or with `options.out_tol`, one that keeps the error of the
+    output within it. `bound_eps` is the budget of the lower bounds where it is not `eps`. With
+    `probes`, only the sizes at these budgets are asked for; with `demands`, only how often keys are
+    needed. With `hot`, the keys that are needed so often are the set: an edge for each (layer,
+    first kv head) of a group. A share `holdout` of the queries is set aside: the sets are made for
+    the others, and tried on these. Such sets are not written, and nothing is proven of them.
     """
 
-    granularity: str
-    limits: Limits
+    options: Options
     eps: tuple[tuple[int, float], ...] = ()
-    out_tol: float | None = None
     bound_eps: float | None = None
-    coverage: float = 1.0
     holdout: float = 0.0
-    masses: bool = True
-    bounds: bool = True
     probes: tuple[float, ...] = ()
     demands: bool = False
     hot: tuple[tuple[tuple[int, int], Edge], ...] = ()
-    dtype: str = "F32"
+
+    @property
+    def masses(self) -> bool:
+        """True if the tail mass of every row is wanted, and not only the worst one."""
+        return self.options.proof == "full" and not self.holdout
+
+    @property
+    def bounds(self) -> bool:
+        """True if lower bounds are wanted."""
+        return self.options.proof != "none" and not self.holdout
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the masses in the whole file."""
+        bound = () if self.bound_eps is None else (self.bound_eps,)
+        return mass_dtype({0: (*dict(self.eps).values(), *self.probes, *bound)})
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Query heads (heads, m, d) and the kv heads (kv_heads, n, d) they share, as stored."""
+
+    query: NDArray[Any]
+    query_dtype: str
+    key: NDArray[Any]
+    key_dtype: str
+    scale: float
+
+    @property
+    def rows(self) -> int:
+        """The number of rows: one per query head and query."""
+        return int(self.query.shape[0] * self.query.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,16 +154,23 @@ def choose_layers(
     Raises:
         CertkError: Scores are too large, or layers do not fit together.
     """
-    if ask.granularity == "token":
-        return _together(cache, layers, ask, threads)
-    return tuple(_by_layer(cache, layer, heads, ask, threads) for layer in layers)
+    if ask.options.granularity != "token":
+        return tuple(_by_layer(cache, layer, heads, ask, threads) for layer in layers)
+    keys = {(layer.n, layer.visible(cache.causal_offset)) for layer in layers}
+    if len(keys) > 1:
+        raise CertkError(
+            f"{cache.path}: its layers differ in their keys, so that one set of tokens does not "
+            "fit all: take granularity layer or head"
+        )
+    members = [_member(cache, layer, 0, layer.kv_heads, ask) for layer in layers]
+    return tuple(_group(cache, members, ask, threads))
 
 
 def _by_layer(
     cache: Cache, layer: Layer, heads: tuple[int, int] | None, ask: Ask, threads: int | None
 ) -> Answer:
     first, end = heads or (0, layer.kv_heads)
-    step = 1 if ask.granularity == "head" else layer.kv_heads
+    step = 1 if ask.options.granularity == "head" else layer.kv_heads
     parts: list[Answer] = []
     # Heads that lie between each other are read at once: each alone would take reading all.
     stored, buffer = None, None
@@ -138,25 +181,7 @@ def _by_layer(
     for start in range(first, end, step):
         member = _member(cache, layer, start, min(start + step, end), ask, stored, buffer)
         parts += _group(cache, [member], ask, threads)
-    if ask.probes:
-        return joined([part for part in parts if isinstance(part, Probe)])
-    if ask.demands:
-        return joined([part for part in parts if isinstance(part, Demands)])
-    return joined([part for part in parts if isinstance(part, LayerRecord)])
-
-
-def _together(
-    cache: Cache, layers: Sequence[Layer], ask: Ask, threads: int | None
-) -> tuple[Answer, ...]:
-    if len({layer.visible(cache.causal_offset) for layer in layers}) > 1 or (
-        len({layer.n for layer in layers}) > 1
-    ):
-        raise CertkError(
-            f"{cache.path}: its layers differ in their keys, so that one set of tokens does not "
-            "fit all: take granularity layer or head"
-        )
-    members = [_member(cache, layer, 0, layer.kv_heads, ask) for layer in layers]
-    return tuple(_group(cache, members, ask, threads))
+    return joined(parts)
 
 
 def _member(
@@ -172,16 +197,11 @@ def _member(
     heads, kv_heads = slice(first * size, end * size), slice(first, end)
     if stored is None:
         keys = cache.read(layer, "key", kv_heads, buffer=buffer)
-        stored = cache.read(layer, "query", heads), keys
+        query = cache.read(layer, "query", heads)
     else:
-        stored = stored[0][heads], stored[1][kv_heads]
-    block = Block(
-        stored[0],
-        layer.dtypes["query"],
-        stored[1],
-        layer.dtypes["key"],
-        cache.scales[layer.index],
-    )
+        query, keys = stored[0][heads], stored[1][kv_heads]
+    dtypes, scale = layer.dtypes, cache.scales[layer.index]
+    block = Block(query, dtypes["query"], keys, dtypes["key"], scale)
     offset = cache.causal_offset
     blind = 0 if offset is None else min(max(-offset, 0), layer.m)
     held_out = held_out_queries(layer.m, ask.holdout, blind, offset is not None)
@@ -193,67 +213,55 @@ def _group(cache: Cache, members: list[_Member], ask: Ask, threads: int | None) 
     counted = np.concatenate([_counted(member) for member in members])
     blocks = [member.block for member in members]
 
-    def find(eps: float | NDArray[np.float64], rows: NDArray[np.bool_], limits: Limits) -> Solution:
+    offset, options = cache.causal_offset, ask.options
+    layer, dtype = members[0].layer, ask.dtype
+
+    def find(
+        eps: float | NDArray[np.float64], rows: NDArray[np.bool_], options: Options = options
+    ) -> Solution:
         every = None if rows.all() else rows
         try:
-            return solve(blocks, eps, every, cache.causal_offset, limits, threads)
+            return solve(blocks, eps, every, offset, options, threads)
         except CertkError as error:
             where = ", ".join(str(member.layer.index) for member in members)
             raise CertkError(f"{cache.path}: layer {where}: {error}") from None
 
     if ask.probes:
-        found = [find(storable_budget(eps, ask.dtype), counted, ask.limits) for eps in ask.probes]
+        found = [find(storable_budget(eps, dtype), counted) for eps in ask.probes]
         kept = np.array([[len(one.indices) for one in found]])
-        visible = members[0].layer.visible(cache.causal_offset)
-        fewest = [fewest_keys(one.lower_bound, ask.limits.block_size, visible) for one in found]
-        bounds = np.array([fewest])
+        visible, size = layer.visible(offset), options.block_size
+        bounds = np.array([[fewest_keys(one.lower_bound, size, visible) for one in found]])
         return [Probe(member.layer, member.first, kept, bounds) for member in members]
     eps = _budget(cache, members, ask)
-    limit = storable_budget(eps, ask.dtype)
-    rows = counted
+    limit = storable_budget(eps, dtype)
+    rows, left_out = counted, np.empty(0, np.int64)
     if ask.demands or ask.hot:
-        shares = _demanded(cache, members, ask, limit, threads)
+        shares = demanded(members[0], offset, options, limit, threads)
         if not ask.hot:
-            return [Demands(member.layer, member.first, shares[None]) for member in members]
-        given = np.zeros(members[0].layer.n, np.bool_)
-        edge = dict(ask.hot)[members[0].layer.index, members[0].first]
-        given[: len(shares)] = edge.stays(shares)
-        solution = solve(blocks, limit, counted, cache.causal_offset, Limits(), threads, given)
+            return [Demands(layer, members[0].first, shares[None])]
+        given = np.zeros(layer.n, np.bool_)
+        given[: len(shares)] = dict(ask.hot)[layer.index, members[0].first].stays(shares)
+        solution = solve(blocks, limit, counted, offset, Options(), threads, given)
         # Also where all are within their budgets: this set was not made to be small.
         solution = replace(solution, over=True)
     else:
-        solution = find(limit, rows, ask.limits)
-    left_out = np.empty(0, np.int64)
-    if ask.coverage < 1:
-        fixed = np.concatenate([_fixed(member, cache.causal_offset) for member in members])
-        solution, rows = leave_out(find, limit, counted, fixed, ask.coverage, ask.limits, solution)
+        solution = find(limit, rows)
+    if options.coverage < 1:
+        fixed = np.concatenate([_fixed(member, offset) for member in members])
+        solution, rows = leave_out(find, limit, counted, fixed, options.coverage, solution)
         left_out = np.flatnonzero(counted & ~rows)
     proof = solution
     if ask.bounds and (ask.bound_eps is not None or solution.over):
-        free = replace(ask.limits, max_keep=None)
         least: float | NDArray[np.float64]
         if ask.bound_eps is not None:
-            least = storable_budget(ask.bound_eps, ask.dtype)
-            demanding = rows
+            least, demanding = storable_budget(ask.bound_eps, dtype), rows
         else:
-            least = _limits(members, ask, solution, rows, limit)
+            least = _losses(members, ask, solution, rows, limit)
             # A row that may lose everything asks for nothing, and proves nothing.
             demanding = rows & (least < 1)
             least = np.minimum(least, np.nextafter(1.0, 0.0))
-        proof = find(least, demanding, free)
+        proof = find(least, demanding, replace(options, max_keep=None))
     return _parts(members, ask, eps, solution, rows, left_out, proof)
-
-
-def _demanded(
-    cache: Cache, members: list[_Member], ask: Ask, eps: float, threads: int | None
-) -> NDArray[np.float64]:
-    [member] = members
-    layer, offset = member.layer, cache.causal_offset
-    counted = np.setdiff1d(np.arange(layer.m), member.held_out)
-    if offset is not None:
-        counted = counted[counted + offset >= 0]
-    visible = layer.visible(offset)
-    return demanded(member.block, counted, visible, offset, ask.limits, eps, threads)
 
 
 def _counted(member: _Member) -> NDArray[np.bool_]:
@@ -271,16 +279,16 @@ def _fixed(member: _Member, causal_offset: int | None) -> NDArray[np.bool_]:
 
 def _budget(cache: Cache, members: list[_Member], ask: Ask) -> float:
     """Return the budget of a group."""
-    if ask.out_tol is None:
+    if ask.options.out_tol is None:
         of_layer = dict(ask.eps)
         return min(of_layer[member.layer.index] for member in members)
     [member] = members
     spread = value_spread(cache, member.layer, member.first, member.end)
-    eps = min(ask.out_tol / spread * (1 - 2.0**-50), _LARGEST) if spread else _LARGEST
+    eps = min(ask.options.out_tol / spread * (1 - 2.0**-50), _LARGEST) if spread else _LARGEST
     return eps if eps >= _SMALLEST else 0.0
 
 
-def _limits(
+def _losses(
     members: list[_Member],
     ask: Ask,
     solution: Solution,
@@ -349,3 +357,199 @@ def _parts(
             )
             start = part.stop
     return parts
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A kept set: `upper`, `lower` and `weights` have an entry per row, blocks in their order.
+
+    `lower_bound` counts keys, or blocks where `block_size` is above 1.
+    """
+
+    indices: NDArray[np.int64]
+    over: bool
+    upper: NDArray[np.float64]
+    lower: NDArray[np.float64]
+    lower_bound: int
+    weights: NDArray[np.float64]
+
+
+def solve(
+    blocks: list[Block],
+    eps: float | NDArray[np.float64],
+    counted: NDArray[np.bool_] | None,
+    causal_offset: int | None,
+    options: Options,
+    threads: int | None,
+    given: NDArray[np.bool_] | None = None,
+) -> Solution:
+    """Return the kept set of all rows of some blocks, which share the positions of their keys.
+
+    Args:
+        blocks: In the order of the rows.
+        eps: Budget, one for all or one per row.
+        counted: The rows (rows,) that the set must serve; the others are only certified.
+        causal_offset: Query i sees the keys <= i + offset; None: all.
+        options: Constraints of the set.
+        threads: The most threads, None for all.
+        given: The keys (n,) that are kept, where that is decided already; the set is then only
+            certified, and has no constraints.
+    """
+    found = _native.keep_set_of_queries(
+        [
+            (
+                as_native(block.query, block.query_dtype),
+                as_native(block.key, block.key_dtype),
+                block.scale,
+            )
+            for block in blocks
+        ],
+        eps,
+        counted,
+        given,
+        SLACK,
+        ROUNDINGS,
+        causal_offset,
+        options.max_keep,
+        options.keep_first,
+        options.keep_last,
+        options.block_size,
+        threads,
+    )
+    return Solution(
+        found.indices,
+        found.status == Status.OVER_BUDGET,
+        found.tail_mass_upper.reshape(-1),
+        found.tail_mass_lower.reshape(-1),
+        # Blocks: of so many keys, so many at least.
+        -(-found.lower_bound // options.block_size),
+        found.weights.reshape(-1),
+    )
+
+
+def as_native(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
+    """Return a stored tensor and the name of its dtype, as `_native` takes them."""
+    return stored.view(np.uint16) if stored.itemsize == 2 else stored, NAMES[dtype]
+
+
+def leave_out(
+    find: Callable[[float, NDArray[np.bool_]], Solution],
+    eps: float,
+    counted: NDArray[np.bool_],
+    fixed: NDArray[np.bool_],
+    coverage: float,
+    solution: Solution,
+) -> tuple[Solution, NDArray[np.bool_]]:
+    """Return a set that serves at least a share `coverage` of the counted rows, and those rows.
+
+    The rows that weigh most in the proof of the lower bound cost most: some of them are left out,
+    the set is sought again, and so on. In the end every row that the set happens to serve counts as
+    served. Which rows to leave out is a heuristic; what is proven is proven for the rows served.
+
+    Args:
+        find: Finds a set for some rows.
+        eps: The budget.
+        counted: The rows in question, (rows,).
+        fixed: Rows that stay in any case, (rows,).
+        coverage: Share of them that must be served, in (0, 1).
+        solution: The set that serves them all.
+    """
+    rows = counted.copy()
+    most = math.floor((1 - coverage) * np.count_nonzero(counted))
+    for round_ in range(_ROUNDS):
+        out = np.count_nonzero(counted & ~rows)
+        take = math.ceil((most - out) / (_ROUNDS - round_))
+        binding = np.flatnonzero(rows & ~fixed & (solution.weights > 0))
+        if take <= 0 or not len(binding):
+            break
+        heaviest = np.argsort(-solution.weights[binding], kind="stable")[:take]
+        rows[binding[heaviest]] = False
+        solution = find(eps, rows)
+    served = counted & (solution.upper <= eps)
+    if np.array_equal(served, rows) or not (served | ~rows).all():
+        return solution, rows
+    # For these rows the same set does, and more rows may prove a better bound.
+    again = find(eps, served)
+    return (again, served) if len(again.indices) <= len(solution.indices) else (solution, rows)
+
+
+def demanded(
+    member: _Member,
+    causal_offset: int | None,
+    options: Options,
+    eps: float,
+    threads: int | None,
+) -> NDArray[np.float64]:
+    """Return the demand (visible,) for the keys that a query sees (see `Demand`).
+
+    It is infinite for keys that stay: the forced ones, and of every group the key that is needed
+    most. It is the same on any machine and for any number of threads, since products and selections
+    are.
+
+    Args:
+        member: The one layer of the group.
+        causal_offset: Query i sees the keys <= i + offset; None: all.
+        options: The forced positions.
+        eps: Tail mass that a query may lose, 0 < eps < 1.
+        threads: The most threads, None for all.
+    """
+    block, visible = member.block, member.layer.visible(causal_offset)
+    queries = np.setdiff1d(np.arange(member.layer.m), member.held_out)
+    if causal_offset is not None:
+        queries = queries[queries + causal_offset >= 0]
+    n, heads = block.key.shape[1], block.query.shape[0]
+    demand = Demand(visible, eps, threads)
+    keys = as_native(block.key, block.key_dtype)
+    step = max(1, _SCORES // max(1, heads * n))
+    for start in range(0, len(queries), step):
+        some = queries[start : start + step]
+        lengths = np.full(len(some), visible, np.int64)
+        if causal_offset is not None:
+            lengths = np.clip(some + causal_offset + 1, 0, visible)
+        scores = np.empty((heads, len(some), n))
+        asked = np.ascontiguousarray(block.query[:, some])
+        _native.products(as_native(asked, block.query_dtype), keys, None, scores, threads)
+        scores *= block.scale
+        demand.add(Rows(each[:, :visible], lengths) for each in scores)
+    shares = demand.shares()
+    if visible:
+        shares[shares.argmax()] = np.inf
+        shares[: options.keep_first] = np.inf
+        shares[max(0, visible - options.keep_last) :] = np.inf
+    return shares
+
+
+def value_spread(cache: Cache, layer: Layer, first: int, end: int) -> float:
+    """Return the largest diameter of the values of some kv heads, over visible keys, rounded up.
+
+    The output over the kept keys is a mean of kept values, that over all keys a mean of all values.
+    They differ by the dropped mass times the difference of two such means, hence by no more than
+    the mass times the largest distance between two values (arXiv 2512.07647, Proposition 5.3), for
+    which twice the radius of a ball around all values stands.
+
+    Args:
+        cache: The input, open.
+        layer: The layer of the values.
+        first: The first kv head.
+        end: The one after the last.
+
+    Returns:
+        Twice the radius of the ball around the mean that holds all values of a kv head, for the
+        head where it is largest; in the unit of the values.
+    """
+    visible = layer.visible(cache.causal_offset)
+    widest = 0.0
+    for head in range(first, end):
+        stored = cache.read(layer, "value", slice(head, head + 1))[0][:visible]
+        parts = [slice(at, at + _VALUES) for at in range(0, visible, _VALUES)]
+        if not parts:
+            continue
+        dtype = layer.dtypes["value"]
+        centre = sum(widen(stored[part], dtype).sum(axis=0) for part in parts) / visible
+        for part in parts:
+            off = widen(stored[part], dtype) - centre
+            # The squares of d <= 2^20 differences, each off by two roundings of numbers that were
+            # rounded once: far below 2^-30 of the whole, since the centre may be any point.
+            longest = float(np.sqrt(np.einsum("ij,ij->i", off, off).max()))
+            widest = max(widest, longest)
+    return 2 * widest * (1 + 2.0**-30)

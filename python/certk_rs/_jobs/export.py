@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from ..errors import CertkError, pip_install
 from .sets import KINDS, PROMISED, LayerRecord, SetRecord
 
 Columns = Mapping[str, Sequence[Any]]
+Append = Callable[[Columns], None]
+"""Writes columns of equal length at the end of a table."""
 Kinds = NDArray[np.uint8]
 
 ROWS = {
@@ -69,35 +71,23 @@ SETS = {
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 # Rows at a time: some tens of megabytes as Python objects.
 _PART = 1 << 16
-# Rows of a group of Parquet, about.
+# Rows of a group of Parquet, about: the file's footer, in memory to the end, has a line of each.
 _GROUP = 1 << 18
 
 
-class Writer(Protocol):
-    """Appends columns of equal length to a table."""
-
-    def append(self, columns: Columns) -> None:
-        """Write them."""
-
-
 class Table:
-    """A sink of a report (`report.RowSink`) that makes tables of what it is handed.
+    """A sink of a report (`report.RowSink`): a row per query, or with `sets` one per keep-set."""
 
-    Args:
-        writers: Where the tables go.
-        sets: A row per keep-set, not per query.
-    """
-
-    def __init__(self, writers: Sequence[Writer], sets: bool) -> None:
-        self._writers, self._sets = writers, sets
+    def __init__(self, files: Sequence[Append], sets: bool) -> None:
+        self._files, self._sets = files, sets
 
     def take(
         self, output: str, record: LayerRecord, kinds: Kinds, sets: Sequence[SetRecord]
     ) -> None:
         """Write the rows or the sets of a layer."""
         for columns in [_sets(output, sets)] if self._sets else _rows(output, record, kinds):
-            for writer in self._writers:
-                writer.append(columns)
+            for append in self._files:
+                append(columns)
 
 
 @contextmanager
@@ -112,22 +102,13 @@ def table_files(
     """
     names = SETS if sets else ROWS
     with ExitStack() as stack:
-        writers: list[Writer] = []
-        if csv_to is not None:
-            writers.append(stack.enter_context(_csv_file(csv_to, names, replace)))
-        if parquet_to is not None:
-            writers.append(stack.enter_context(_parquet_file(parquet_to, names, replace)))
-        yield Table(writers, sets)
-
-
-class _Csv:
-    def __init__(self, stream: Any, names: Mapping[str, str]) -> None:
-        self._writer = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-        self._writer.writerow(names)
-
-    def append(self, columns: Columns) -> None:
-        columns = {**columns, "output": list(map(_no_formula, columns["output"]))}
-        self._writer.writerows(zip(*columns.values(), strict=True))
+        given = ((_csv_file, csv_to), (_parquet_file, parquet_to))
+        files = [
+            stack.enter_context(opened(place, names, replace))
+            for opened, place in given
+            if place is not None
+        ]
+        yield Table(files, sets)
 
 
 def _no_formula(name: str) -> str:
@@ -135,42 +116,25 @@ def _no_formula(name: str) -> str:
 
 
 @contextmanager
-def _csv_file(place: Location, names: Mapping[str, str], replace: bool) -> Iterator[_Csv]:
+def _csv_file(place: Location, names: Mapping[str, str], replace: bool) -> Iterator[Append]:
     with new_file(place, replace=replace) as file:
         with file.stream() as stream:
             text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
-            yield _Csv(text, names)
+            writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+            writer.writerow(names)
+
+            def append(columns: Columns) -> None:
+                columns = {**columns, "output": list(map(_no_formula, columns["output"]))}
+                writer.writerows(zip(*columns.values(), strict=True))
+
+            yield append
             text.flush()
             text.detach()
         file.commit()
 
 
-class _Parquet:
-    """Collects parts into row groups: the file's footer, in memory to the end, has a line of each.
-
-    Parts are few rows where queries or sets are few.
-    """
-
-    def __init__(self, arrow: Any, writer: Any, schema: Any) -> None:
-        self._arrow, self._writer, self._schema = arrow, writer, schema
-        self._parts: list[Any] = []
-        self._rows = 0
-
-    def append(self, columns: Columns) -> None:
-        part = self._arrow.table(dict(columns), schema=self._schema)
-        self._parts.append(part)
-        self._rows += part.num_rows
-        if self._rows >= _GROUP:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._parts:
-            self._writer.write_table(self._arrow.concat_tables(self._parts), _GROUP + _PART)
-        self._parts, self._rows = [], 0
-
-
 @contextmanager
-def _parquet_file(place: Location, names: Mapping[str, str], replace: bool) -> Iterator[_Parquet]:
+def _parquet_file(place: Location, names: Mapping[str, str], replace: bool) -> Iterator[Append]:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -181,23 +145,50 @@ def _parquet_file(place: Location, names: Mapping[str, str], replace: bool) -> I
     schema = arrow.schema([(name, getattr(arrow, kind)()) for name, kind in names.items()])
     with new_file(place, replace=replace) as file:
         with file.stream() as stream, parquet.ParquetWriter(stream, schema) as writer:
-            table = _Parquet(arrow, writer, schema)
-            yield table
-            table.flush()
+            # Parts are few rows where queries or sets are few.
+            parts: list[Any] = []
+            waiting = 0
+
+            def flush() -> None:
+                nonlocal waiting
+                if parts:
+                    writer.write_table(arrow.concat_tables(parts), _GROUP + _PART)
+                parts.clear()
+                waiting = 0
+
+            def append(columns: Columns) -> None:
+                nonlocal waiting
+                parts.append(arrow.table(dict(columns), schema=schema))
+                waiting += parts[-1].num_rows
+                if waiting >= _GROUP:
+                    flush()
+
+            yield append
+            flush()
         file.commit()
 
 
 def _rows(output: str, record: LayerRecord, kinds: Kinds) -> Iterator[Columns]:
     layer, m = record.layer, record.layer.m
-    words = np.array(KINDS, object)
-    weights: NDArray[np.float32] = np.zeros(layer.heads * m, np.float32)
+    words, unknown = np.array(KINDS, object), np.full(kinds.shape, None)
+    weights: NDArray[np.float32] = np.zeros(kinds.size, np.float32)
     weights[record.weight_rows] = record.weights
+    upper = record.upper
+    if upper is None and record.worst is not None:
+        # That of the head, which holds for promised rows only.
+        worst = record.worst.astype(np.float64).astype(object)[:, None]
+        upper = np.where(kinds == PROMISED, worst, unknown)
+    # Of no row is anything known where there are no bounds.
+    known = {
+        "tail_mass_lower": record.lower,
+        "tail_mass_upper": upper,
+        "weight": None if record.lower_bounds is None else weights.reshape(kinds.shape),
+    }
     for head in range(layer.heads):
         group = head // record.heads_of_set
         for start in range(0, m, _PART):
             part = slice(start, min(start + _PART, m))
             size = part.stop - start
-            own = slice(head * m + start, head * m + part.stop)
             yield {
                 "output": [output] * size,
                 "layer": [layer.index] * size,
@@ -206,29 +197,11 @@ def _rows(output: str, record: LayerRecord, kinds: Kinds) -> Iterator[Columns]:
                 "group": [group] * size,
                 "kind": words[kinds[head, part]].tolist(),
                 "eps": [float(record.eps[group])] * size,
-                "tail_mass_lower": _lower(record, head, part),
-                "tail_mass_upper": _upper(record, kinds, head, part),
-                # Of no row is anything known where there are no bounds.
-                "weight": [None] * size if record.lower_bounds is None else weights[own].tolist(),
+                **{
+                    name: (unknown if values is None else values)[head, part].tolist()
+                    for name, values in known.items()
+                },
             }
-
-
-def _lower(record: LayerRecord, head: int, part: slice) -> list[Any]:
-    if record.lower is None:
-        return [None] * (part.stop - part.start)
-    masses: list[Any] = record.lower[head, part].tolist()
-    return masses
-
-
-def _upper(record: LayerRecord, kinds: Kinds, head: int, part: slice) -> list[Any]:
-    """Upper ends; of a compact proof that of the head, which holds for promised rows only."""
-    if record.upper is not None:
-        masses: list[Any] = record.upper[head, part].tolist()
-        return masses
-    if record.worst is None:
-        return [None] * (part.stop - part.start)
-    worst = float(record.worst[head])
-    return [worst if kind == PROMISED else None for kind in kinds[head, part].tolist()]
 
 
 def _sets(output: str, sets: Sequence[SetRecord]) -> Columns:

@@ -36,10 +36,9 @@ from .._files.location import Location, locate
 from .._files.new_file import write_text
 from .._files.reader import read_bytes
 from ..errors import CertkError, one_line
-from .engine import Witness, witness_of
+from .engine import Unit, UnitResult, pack, unpack
 from .inputs import Source, expand
 from .results import FileReport, read_file_report
-from .units import Unit, UnitResult, pack, unpack
 
 FOLDER = ".certk"
 SHARDS = "shards"
@@ -72,6 +71,7 @@ class JobFolder:
         self._folder = out / FOLDER
         if shard:
             self._folder = self._folder / SHARDS / shard
+        self.manifest = self._folder / "job.json"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -107,17 +107,13 @@ class JobFolder:
 
     def read_manifest(self) -> dict[str, Any] | None:
         """Return the manifest of the last job here; None if there is none."""
-        return self._read_json(self._folder / "job.json")
+        return self._read_json(self.manifest)
 
     def write_manifest(self, body: Mapping[str, Any]) -> None:
         """Write the manifest: a job begins, or ends."""
         self._folder.make_directory()
         text = json.dumps({"schema": SCHEMA, "library": __version__, **body}, indent=1)
-        write_text(self._folder / "job.json", text + "\n", replace=True)
-
-    def witness(self) -> Witness:
-        """Return the witness by which workers elsewhere know this directory."""
-        return witness_of(self._folder / "job.json")
+        write_text(self.manifest, text + "\n", replace=True)
 
     def read_state(self, name: str) -> dict[str, Any] | None:
         """Return the state of an input; None if nothing is known."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from .._display.numbers import percent_of_bound, rounded
-from .._display.page import Section, Table, page
-from .job_plots import kept_maps, lost_by_layer, saved_by_output, spread_plot
+from .._display.page import WIDTH, Section, Table, page, panels, svg
+from .._display.plots import heat_map
 
 Row = Mapping[str, Any]
-Marks = Callable[[str], str]
 Cell = Callable[[Row], str]
 """The text of a row's cell in one column."""
 
@@ -26,24 +28,18 @@ MOST = 1000
 NOTED = "*"
 SHORT = 9
 IN = ("in output",)
+_COLOURS = {"promised": "#3b6fb6", "held_out": "#e8a33d", "left_out": "#b5473c"}
 
 
 def job_page(report: Mapping[str, Any]) -> str:
     """Return the page; needs matplotlib."""
-    sections = [
-        _outcome(report),
-        _asked(report),
-        _sizes(report),
-        _kept(report),
-        _masses(report),
-        _held_out(report),
-        _left_out(report),
-        _worst_rows(report),
-        _trouble(report),
-        _hashes(report),
-        _unknown(report),
-    ]
-    total = report["totals"]
+    # A figure over all outputs is marked where that of any output is.
+    borrowed = {"from_record": {name for each in report["outputs"] for name in each["from_record"]}}
+    total = report["totals"] | borrowed
+    sums = {name: [each | borrowed for each in report[name]] for name in ("layers", "sets")}
+    report = {**report, **sums, "totals": total}
+    makers = (_outcome, _asked, _sizes, _kept, _masses, _held_out, _left_out, _worst_rows)
+    sections = [make(report) for make in (*makers, _trouble, _hashes, _unknown)]
     lead = (
         f"{_files(total['outputs'])} made smaller: {count(total['kept'])} of "
         f"{count(total['total'])} keys are kept ({share(total['kept_share'])}), and "
@@ -62,47 +58,21 @@ def job_page(report: Mapping[str, Any]) -> str:
 # --------------------------------------------------------------------------------- how figures read
 
 
-def count(value: int | None) -> str:
-    """Format a count with thousands apart, or a dash if it is not known."""
-    return DASH if value is None else f"{value:,}".replace(",", " ")
+def _known(form: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return a form of figures that writes a dash for what is not known."""
+    return lambda value: DASH if value is None else form(value)
 
 
-def up(value: float | None) -> str:
-    """Format an upper bound: six digits, rounded up."""
-    return DASH if value is None else rounded(value, ROUND_CEILING)
-
-
-def down(value: float | None) -> str:
-    """Format a lower bound: six digits, rounded down."""
-    return DASH if value is None else rounded(value, ROUND_FLOOR)
-
-
-def number(value: float | None) -> str:
-    """Format a budget or another given number: as it is if that is short, else rounded up."""
-    if value is None:
-        return DASH
-    text = repr(value)
-    return text if len(text) <= SHORT else up(value)
-
-
-def share(value: float | None) -> str:
-    """Format a share that is no bound, in per cent."""
-    return DASH if value is None else f"{100 * value:.1f} %"
-
-
-def share_up(value: float | None) -> str:
-    """Format an upper bound of a share or a probability, in per cent, rounded up to six digits."""
-    return DASH if value is None else percent_of_bound(value, ROUND_CEILING)
-
-
-def megabytes(value: int | None) -> str:
-    """Bytes in millions, six digits."""
-    return DASH if value is None else f"{value / 1e6:.6g} MB"
-
-
-def seconds(value: float | None) -> str:
-    """Format a time in seconds."""
-    return DASH if value is None else f"{value:.1f} s"
+count = _known(lambda value: f"{value:,}".replace(",", " "))
+share = _known(lambda value: f"{100 * value:.1f} %")
+megabytes = _known(lambda value: f"{value / 1e6:.6g} MB")
+seconds = _known(lambda value: f"{value:.1f} s")
+# Bounds have six digits, rounded so that they are still bounds.
+up = _known(lambda value: rounded(value, ROUND_CEILING))
+down = _known(lambda value: rounded(value, ROUND_FLOOR))
+share_up = _known(lambda value: percent_of_bound(value, ROUND_CEILING))
+# A budget or another given number is shown as it is, if that is short.
+number = _known(lambda value: repr(value) if len(repr(value)) <= SHORT else up(value))
 
 
 def between(low: int | None, high: int | None) -> str:
@@ -123,9 +93,14 @@ def head(value: int) -> str:
     return "all" if value < 0 else str(value)
 
 
-def of(name: str, form: Callable[[Any], str] = str, mark: str = "") -> Cell:
-    """Return the cells of a column: a figure by its name, formatted, and a mark behind it."""
-    return lambda row: form(row[name]) + mark
+def of(name: str, form: Callable[[Any], str] = str, mark: str | None = None) -> Cell:
+    """Return the cells of a column: a figure by its name, formatted, with its mark."""
+    return lambda row: form(row[name]) + _mark(row, mark or name)
+
+
+def _mark(row: Row, name: str) -> str:
+    """Return the mark of a figure that is taken from the record of the job."""
+    return NOTED if name in row.get("from_record", ()) else ""
 
 
 def tabled(
@@ -152,23 +127,19 @@ def _outcome(report: Mapping[str, Any]) -> Section:
         ["outputs that cannot be read", count(len(report["unreadable"]))],
     ]
     if total["outputs"]:
-        marks = _marks(report["outputs"])
         # With a size for a target, bounds are of a smaller budget than that of the sets.
         needed = None if total["gap"] is None else total["lower_bound"]
         rows += [
             ["keep-sets", count(total["sets"])],
             ["keys kept", f"{count(total['kept'])} of {count(total['total'])}"],
             ["share of the keys kept", share(total["kept_share"])],
-            ["keys that any such sets need", count(needed) + marks("lower_bound")],
-            ["gap: at most so many too many", count(total["gap"]) + marks("lower_bound")],
+            ["keys that any such sets need", count(needed) + _mark(total, "lower_bound")],
+            ["gap: at most so many too many", of("gap", count, "lower_bound")(total)],
             ["rows promised", count(total["rows"])],
-            ["worst tail mass of a promised row", _worst(total, marks)],
-            ["promised rows over eps", _over(total, marks)],
+            ["worst tail mass of a promised row", of("worst_tail_mass", up)(total)],
+            ["promised rows over eps", _over(total)],
             ["rows left out by coverage", count(total["rows_left_out"])],
-            [
-                "held-out queries, summed over sets",
-                count(total["held_out_queries"]) + marks("held_out_queries"),
-            ],
+            ["held-out queries, summed over sets", of("held_out_queries", count)(total)],
         ]
     text = [] if total["outputs"] else ["No output was found that could be read."]
     tables = [Table(("what", "how much"), rows)]
@@ -250,7 +221,6 @@ def _sizes(report: Mapping[str, Any]) -> Section | None:
 def _kept(report: Mapping[str, Any]) -> Section | None:
     if not report["sets"]:
         return None
-    marks = _marks(report["outputs"])
     text = [
         "The lower bounds are proven: no sets that keep the same promise (or that lose as little, "
         "where they are over budget) have fewer keys, so the gap is the most that a better choice "
@@ -260,33 +230,26 @@ def _kept(report: Mapping[str, Any]) -> Section | None:
     smaller = total["gap"] is None and total["lower_bound"] is not None
     # Beside fewer kept keys "at least needed" would read as a contradiction.
     needed = "needed at the smaller budget" if smaller else "at least needed"
-    bound = marks("lower_bound")
-    layer, head_of = {"layer": of("layer")}, {"kv head": of("head", head)}
-    kept = {
+    columns: dict[str, Cell] = {
+        "layer": of("layer"),
+        "kv head": of("head", head),
         "sets": of("sets", count),
         "kept": of("kept", count),
         "of": of("total", count),
         "share": of("kept_share", share),
-    }
-    shares = {
         "least share": of("least_kept_share", share),
         "largest share": of("most_kept_share", share),
-    }
-    bounds: dict[str, Cell] = {
-        needed: of("lower_bound", count, bound),
-        "gap": of("gap", count, bound),
+        needed: of("lower_bound", count),
+        "gap": of("gap", count, "lower_bound"),
         "budget": budget,
-        "worst tail mass": lambda row: _worst(row, marks),
+        "worst tail mass": of("worst_tail_mass", up),
         "in output": lambda row: row["worst_output"] or DASH,
     }
+    apart = ("kv head", "least share", "largest share")
+    by_layer = {name: cell for name, cell in columns.items() if name not in apart}
     tables = [
-        tabled("By layer, all outputs together", report["layers"], layer | kept | bounds, IN),
-        tabled(
-            "By layer and kv head, all outputs together",
-            report["sets"],
-            layer | head_of | kept | shares | bounds,
-            IN,
-        ),
+        tabled("By layer, all outputs together", report["layers"], by_layer, IN),
+        tabled("By layer and kv head, all outputs together", report["sets"], columns, IN),
     ]
     sized = _sized(report["outputs"])
     if sized:
@@ -306,10 +269,8 @@ def _sized(outputs: Sequence[Row]) -> list[Table]:
         "output": of("output"),
         "keys allowed": of("size", count),
         "kept": of("kept", count),
-        "worst tail mass": lambda row: up(row["worst_tail_mass"]) + _mark(row, "worst_tail_mass"),
-        "no less is possible than": lambda row: (
-            down(row["worst_at_least"]) + _mark(row, "worst_at_least")
-        ),
+        "worst tail mass": of("worst_tail_mass", up),
+        "no less is possible than": of("worst_at_least", down),
     }
     return [tabled("Outputs with a size for a target", sized, columns)] if sized else []
 
@@ -328,18 +289,11 @@ def _masses(report: Mapping[str, Any]) -> Section | None:
         text.append(f"{count(spread['rows'])} rows have a tail mass of their own in the outputs.")
         plots.append(spread_plot(spread))
         edges = spread["edges"]
-        rows = [
-            [_bin(edges[i], edges[i + 1]), *(count(spread[kind][i]) for kind in
-             ("promised", "held_out", "left_out"))]
-            for i in range(len(edges) - 1)
-        ]  # fmt: skip
-        tables.append(
-            Table(
-                ("upper end over budget", "promised", "held out", "left out"),
-                rows,
-                "Rows by tail mass over budget",
-            )
-        )
+        bins = [_bin(low, high) for low, high in pairwise(edges)]
+        counts = [map(count, spread[kind]) for kind in _COLOURS]
+        rows = [[*each] for each in zip(bins, *counts, strict=True)]
+        heads = ("upper end over budget", "promised", "held out", "left out")
+        tables.append(Table(heads, rows, "Rows by tail mass over budget"))
     if any(each["worst_tail_mass"] is not None for each in report["layers"]):
         plots.append(lost_by_layer(report["layers"]))
     return Section("Tail masses", text, plots, tables, "masses")
@@ -356,7 +310,6 @@ def _held_out(report: Mapping[str, Any]) -> Section | None:
     if not sets:
         return None
     confidence, total = report["confidence"], report["totals"]
-    marks = _marks(report["outputs"])
     low, high = total["held_out_violations_low"], total["held_out_violations_high"]
     ways = []
     if any("held_out_queries" in each["from_record"] for each in report["outputs"]):
@@ -382,36 +335,22 @@ def _held_out(report: Mapping[str, Any]) -> Section | None:
     ]
     outputs = [each for each in report["outputs"] if each["held_out_queries"]]
     place = {"layer": of("layer"), "kv head": of("head", head), "sets": of("sets", count)}
-    tables = [
-        tabled("Held-out queries by layer and kv head", sets, place | _held_out_columns(marks)),
-        tabled(
-            "Held-out queries by output",
-            outputs,
-            {"output": of("output")} | _held_out_columns(None),
+    columns: dict[str, Cell] = {
+        "queries held out": of("held_out_queries", count),
+        "over budget": lambda row: (
+            between(row["held_out_violations_low"], row["held_out_violations_high"])
+            + _mark(row, "held_out_violations")
         ),
-    ]
-    return Section("Queries held out", _cut(text, outputs), (), tables, "held-out")
-
-
-def _held_out_columns(marks: Marks | None) -> dict[str, Cell]:
-    """Return the columns about held-out queries, with the marks of all outputs or of the row."""
-
-    def marked(row: Row, text: str, name: str) -> str:
-        return text + (_mark(row, name) if marks is None else marks(name))
-
-    return {
-        "queries held out": lambda row: marked(
-            row, count(row["held_out_queries"]), "held_out_queries"
-        ),
-        "over budget": lambda row: marked(
-            row,
-            between(row["held_out_violations_low"], row["held_out_violations_high"]),
-            "held_out_violations",
-        ),
-        "probability at most, in the worst set": lambda row: marked(
-            row, share_up(row["held_out_high"]), "held_out_violations"
+        "probability at most, in the worst set": of(
+            "held_out_high", share_up, "held_out_violations"
         ),
     }
+    by_output = {"output": of("output")} | columns
+    tables = [
+        tabled("Held-out queries by layer and kv head", sets, place | columns),
+        tabled("Held-out queries by output", outputs, by_output),
+    ]
+    return Section("Queries held out", _cut(text, outputs), (), tables, "held-out")
 
 
 def _left_out(report: Mapping[str, Any]) -> Section | None:
@@ -462,25 +401,20 @@ def _worst_rows(report: Mapping[str, Any]) -> Section | None:
 
 
 def _trouble(report: Mapping[str, Any]) -> Section:
-    tables = []
-    if report["failures"]:
-        rows = [[each["name"], each["kind"], each["message"]] for each in report["failures"]]
-        tables.append(
-            Table(("input", "kind", "why"), rows[:MOST], "Inputs that failed", {"why", "kind"})
+    warned = [(each["output"], text) for each in report["outputs"] for text in each["warnings"]]
+    failed = [(each["name"], each["kind"], each["message"]) for each in report["failures"]]
+    unread = [(each["output"], each["message"]) for each in report["unreadable"]]
+    tables = [
+        Table(heads, rows[:MOST], caption, text)
+        for caption, heads, rows, text in (
+            ("Inputs that failed", ("input", "kind", "why"), failed, {"why", "kind"}),
+            ("Inputs without an output", ("input",), [(n,) for n in report["missing"]], ()),
+            ("Outputs that cannot be read", ("output", "why"), unread, {"why"}),
+            ("Warnings of the job", ("output", "warning"), warned, {"warning"}),
+            ("Notes", ("note",), [(note,) for note in report["notes"]], ()),
         )
-    if report["missing"]:
-        rows = [[name] for name in report["missing"]]
-        tables.append(Table(("input",), rows[:MOST], "Inputs without an output"))
-    if report["unreadable"]:
-        rows = [[each["output"], each["message"]] for each in report["unreadable"]]
-        tables.append(Table(("output", "why"), rows[:MOST], "Outputs that cannot be read", {"why"}))
-    warned = [[each["output"], text] for each in report["outputs"] for text in each["warnings"]]
-    if warned:
-        tables.append(
-            Table(("output", "warning"), warned[:MOST], "Warnings of the job", {"warning"})
-        )
-    if report["notes"]:
-        tables.append(Table(("note",), [[each] for each in report["notes"]][:MOST], "Notes"))
+        if rows
+    ]
     text = [] if tables else ["None is known."]
     return Section("Failures and warnings", text, (), tables, "trouble")
 
@@ -493,13 +427,13 @@ def _hashes(report: Mapping[str, Any]) -> Section | None:
         "each part, if that was in parts). The header of an output holds its certificate, and with "
         "it the SHA-256 of every tensor of both."
     ]
-    heads = ("output", "header of the output", "header of its input")
-    rows = [
-        [each["output"], each["header_sha256"], " ".join(each["input_headers"])]
-        for each in report["outputs"]
-    ]
-    table = Table(heads, rows[:MOST], "Headers of outputs and inputs")
-    return Section("Hashes", _cut(text, rows), (), [table], "hashes")
+    columns: dict[str, Cell] = {
+        "output": of("output"),
+        "header of the output": of("header_sha256"),
+        "header of its input": of("input_headers", " ".join),
+    }
+    table = tabled("Headers of outputs and inputs", report["outputs"], columns)
+    return Section("Hashes", _cut(text, report["outputs"]), (), [table], "hashes")
 
 
 def _unknown(report: Mapping[str, Any]) -> Section | None:
@@ -519,33 +453,122 @@ def _unknown(report: Mapping[str, Any]) -> Section | None:
 # ----------------------------------------------------------------------------------------- details
 
 
-def _worst(row: Row, marks: Marks) -> str:
-    return up(row["worst_tail_mass"]) + marks("worst_tail_mass")
-
-
-def _over(row: Row, marks: Marks) -> str:
+def _over(row: Row) -> str:
     if row["worst_tail_mass"] is None:
         return DASH
     if row["rows_over_budget"] is None:
         return "at least one: a compact proof does not tell how many"
-    return count(row["rows_over_budget"]) + marks("rows_over_budget")
-
-
-def _mark(output: Row, name: str) -> str:
-    return NOTED if name in output["from_record"] else ""
-
-
-def _marks(outputs: Sequence[Row]) -> Marks:
-    """Mark a figure over all outputs that takes something from the record of a job."""
-    borrowed = {name for each in outputs for name in each["from_record"]}
-
-    def mark(name: str) -> str:
-        return NOTED if name in borrowed else ""
-
-    return mark
+    return of("rows_over_budget", count)(row)
 
 
 def _cut(text: Sequence[str], rows: Sequence[object]) -> list[str]:
     if len(rows) <= MOST:
         return list(text)
     return [*text, f"Tables show the first {MOST} of {len(rows)}; certk report --json has all."]
+
+
+# ------------------------------------------------------------------------------------------- plots
+
+
+def kept_maps(sets: Sequence[Row]) -> list[str]:
+    """Kept share, gap and worst tail mass over budget by layer and kv head."""
+    series: list[tuple[str, float | None, dict[tuple[int, int], float]]] = [
+        ("keys kept, mean share", 1.0, _grid(sets, lambda one: one["kept_share"])),
+        ("gap over kept", None, _grid(sets, _gap)),
+        ("worst tail mass over eps", None, _grid(sets, lambda one: one["worst_over_eps"])),
+    ]
+    # What is within its budget everywhere is all of one colour, and so are sets without a gap.
+    beyond = any(number > 1 for number in series[2][2].values())
+    gaps = any(number > 0 for number in series[1][2].values())
+    shown = [each for each, tells in zip(series, (True, gaps, beyond), strict=True) if tells]
+    layers = len({one["layer"] for one in sets})
+    heads = len({one["head"] for one in sets})
+    drawings = []
+    for title, top, grid in shown:
+        size = (min(WIDTH, 2.4 + 0.14 * heads), min(9.0, 0.26 * layers + 1.7))
+        figure, axis = panels(figsize=size)
+        heat_map(axis, grid, title, top)
+        drawings.append(svg(figure))
+    return drawings
+
+
+def _gap(one: Row) -> float | None:
+    return None if one["gap"] is None else one["gap"] / max(one["kept"], 1)
+
+
+def _grid(sets: Sequence[Row], value: Any) -> dict[tuple[int, int], float]:
+    found = {(one["layer"], one["head"]): value(one) for one in sets}
+    return {place: number for place, number in found.items() if number is not None}
+
+
+def saved_by_output(outputs: Sequence[Row]) -> str:
+    """Plot the savings of outputs in rising order."""
+    saved = np.sort([100 * each["saved"] for each in outputs])
+    figure, axis = panels(figsize=(WIDTH, 2.8))
+    place = np.arange(1, len(saved) + 1)
+    axis.fill_between(place, 0, saved, step="mid", color=_COLOURS["promised"], alpha=0.25)
+    axis.step(place, saved, where="mid", color=_COLOURS["promised"])
+    if len(saved) <= 40:
+        axis.plot(place, saved, "o", ms=4, color=_COLOURS["promised"])
+    axis.axhline(0, color="#888", lw=0.8)
+    axis.set(
+        title="saved by each output", xlabel="outputs, in rising order",
+        ylabel="per cent of the bytes", ylim=(min(0, saved[0] * 1.1), max(100, saved[-1])),
+    )  # fmt: skip
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    return svg(figure)
+
+
+def spread_plot(spread: Mapping[str, Any]) -> str:
+    """Plot a histogram of rows by tail mass over budget, in groups of the promise.
+
+    Bins beyond the budget are of unequal width, and drawn twice as wide as those within.
+    """
+    edges = spread["edges"]
+    within = edges.index(1.0)
+    widths = np.array([1.0] * within + [2.0] * (len(edges) - 1 - within))
+    used = [kind for kind in _COLOURS if any(spread[kind])]
+    if not any(any(spread[kind][within:]) for kind in used):
+        widths = widths[:within]
+    place = np.concatenate([[0.0], np.cumsum(widths)])
+    figure, axis = panels(figsize=(WIDTH, 3.0))
+    floor = np.zeros(len(widths))
+    for kind in used:
+        counts = np.array(spread[kind][: len(widths)], float)
+        label = kind.replace("_", " ")
+        axis.bar(place[:-1], counts, 0.94 * widths, floor, align="edge",
+                 color=_COLOURS[kind], label=label)  # fmt: skip
+        floor += counts
+    ticks = [i for i in range(len(place)) if (i >= within and i % 2 == within % 2) or i % 8 == 0]
+    names = ["more" if edges[i] is None else f"{edges[i]:g}" for i in ticks]
+    axis.set_xticks(place[ticks], names, fontsize=9)
+    axis.axvline(place[within], color="#222", lw=1, ls="--")
+    axis.set(
+        title="rows by what they lose (dashed: the budget)",
+        xlabel="upper end of the tail mass over eps", ylabel="rows", xlim=(0, place[-1] + 0.3),
+        ylim=(0, 1.06 * max(floor.max(), 1)),
+    )  # fmt: skip
+    if len(used) > 1:
+        axis.legend(frameon=False, fontsize=9)
+    return svg(figure)
+
+
+def lost_by_layer(layers: Sequence[Row]) -> str:
+    """Plot the worst tail mass of each layer beside its budgets."""
+    shown = [each for each in layers if each["worst_tail_mass"] is not None]
+    figure, axis = panels(figsize=(WIDTH, 2.8))
+    place = np.arange(len(shown))
+    worst = [each["worst_tail_mass"] for each in shown]
+    axis.bar(place, worst, 0.7, color=_COLOURS["promised"], label="worst promised row")
+    low = [each["eps_low"] for each in shown]
+    same = all(each["eps_low"] == each["eps_high"] for each in shown)
+    label = "budget" if same else "least budget of an output"
+    axis.hlines(low, place - 0.45, place + 0.45, color="#222", lw=1.5, label=label)
+    step = -(-len(shown) // 12)
+    axis.set_xticks(place[::step], [str(each["layer"]) for each in shown[::step]])
+    axis.set(
+        title="worst tail mass of a promised row", xlabel="layer", ylabel="tail mass",
+        ylim=(0, 1.28 * max(*worst, *low, 1e-300)),
+    )  # fmt: skip
+    axis.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
+    return svg(figure)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .._files.atomic import already_exists
-from .._files.location import Location, locate
 from ..errors import CertkError
-from .driver import Driver, Ended
-from .engine import Engine, LocalEngine
+from .engine import Engine, LocalEngine, Outcome, Progress, Unit, UnitResult, peak_memory
 from .folder import JobFolder, JobRecord
-from .inputs import check_apart, expand
-from .progress import Progress, peak_memory
+from .plan import FileTask, Manner, Plan, make_plan, missing_directories, read_shard
 from .ray import RayEngine
 from .request import Request
 from .results import (
@@ -31,11 +27,12 @@ from .results import (
     file_json,
     read_file_report,
 )
-from .steps import Steps, steps
-from .task import FileTask, check_same, manifest, plan_file
+from .steps import Call, Steps, steps
 from .write import is_of_bytes, is_of_input, is_whole
 
 ENGINES = ("local", "ray")
+# A unit that took less is not worth a file of its own.
+_WORTH_KEEPING = 0.1
 
 
 def prune(
@@ -132,32 +129,12 @@ def prune(
             an input, another job in `out`.
         OSError: The system refuses something that all inputs need.
     """
-    request = Request.of(
-        eps=eps,
-        size=size,
-        size_bytes=size_bytes,
-        out_tol=out_tol,
-        hot=hot,
-        granularity=granularity,
-        max_keep=max_keep,
-        keep_first=keep_first,
-        keep_last=keep_last,
-        block_size=block_size,
-        coverage=coverage,
-        holdout=holdout,
-        proof=proof,
-        guard=guard,
-        names=names,
-        layout=layout,
-    )
-    if unit not in ("auto", "layer", "head"):
-        raise CertkError(f"unit is {unit!r}: give auto, layer or head")
-    if existing not in ("refuse", "skip", "replace"):
-        raise CertkError(f"existing is {existing!r}: give refuse, skip or replace")
+    given = locals()  # a parameter for each option of the request, of the same name
+    request = Request.of(**{each.name: given[each.name] for each in fields(Request)})
     manner = Manner(resume, existing, fail_fast, unit, read_shard(shard))
-    given = [caches] if isinstance(caches, (str, os.PathLike)) else caches
-    plan = make_plan(given, out, request, manner, recursive)
-    return run_plan(plan, make_engine(engine, address, jobs, threads), manner, on_file, progress)
+    several = [caches] if isinstance(caches, (str, os.PathLike)) else caches
+    plan = make_plan(several, out, request, manner, recursive)
+    return run_plan(plan, make_engine(engine, address, jobs, threads), on_file, progress)
 
 
 def make_engine(
@@ -176,89 +153,9 @@ def make_engine(
     return LocalEngine(jobs, threads)
 
 
-@dataclass(frozen=True)
-class Manner:
-    """The way that a job is done; no byte of an output depends on it.
-
-    `existing` is for outputs that are there: "refuse" (the job), "skip" or "replace" (them). `unit`
-    is the size of a unit of work, a "layer", a "head", or "auto": a head where layers are too few
-    to keep the engine busy. `shard` (I, N) takes every N-th input, beginning with the I-th.
-    """
-
-    resume: bool = False
-    existing: str = "refuse"
-    fail_fast: bool = False
-    unit: str = "auto"
-    shard: tuple[int, int] | None = None
-
-
-def read_shard(text: str | None) -> tuple[int, int] | None:
-    """Return I and N of "I/N"; a `CertkError` for other texts."""
-    if text is None:
-        return None
-    number, _, count = str(text).partition("/")
-    given = number.isdecimal() and count.isdecimal() and len(text) < 20
-    if not given or not 1 <= int(number) <= int(count):
-        raise CertkError(f"shard is {text!r}: give I/N with 1 <= I <= N, such as 1/4")
-    return int(number), int(count)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A job, every header of it read: the inputs that can be pruned, and the failures."""
-
-    out: Location
-    request: Request
-    tasks: tuple[FileTask, ...]
-    failures: tuple[Failure, ...]
-    all_inputs: str = ""
-    """Of a shard: a hash of the names of the inputs of all shards."""
-
-
-def make_plan(
-    caches: Iterable[str | os.PathLike[str]],
-    out: str | os.PathLike[str],
-    request: Request,
-    manner: Manner | None = None,
-    recursive: bool = False,
-) -> Plan:
-    """Read the headers of all inputs, and see what can be done. Nothing is made.
-
-    Raises:
-        CertkError: There is no input, two inputs have one name, an output would have the place of
-            an input, or OUT cannot be written to.
-    """
-    manner = manner or Manner()
-    place = locate(out)
-    sources = expand(list(caches), recursive=recursive)
-    _check_out(place)
-    check_apart(sources, place)
-    all_inputs = ""
-    if manner.shard is not None:
-        all_inputs = hashlib.sha256("\0".join(each.name for each in sources).encode()).hexdigest()
-        sources = sources[manner.shard[0] - 1 :: manner.shard[1]]
-    tasks: list[FileTask] = []
-    failures: list[Failure] = []
-    for source in sources:
-        target = place / source.name
-        if manner.existing == "refuse" and not manner.resume and target.exists():
-            raise CertkError(
-                f"{already_exists(target)}; or go on with --resume or --skip-existing, or "
-                "begin anew with --force"
-            )
-        try:
-            tasks.append(plan_file(source, target, request))
-        except (CertkError, OSError) as error:
-            if manner.fail_fast or len(sources) == 1:
-                raise
-            failures.append(failure(source, error))
-    return Plan(place, request, tuple(tasks), tuple(failures), all_inputs)
-
-
 def run_plan(
     plan: Plan,
     engine: Engine,
-    manner: Manner | None = None,
     on_file: Callable[[FileOutcome], None] | None = None,
     progress: Progress | None = None,
 ) -> JobResult:
@@ -271,7 +168,7 @@ def run_plan(
             to be resumed is another one. With `fail_fast`, also what the first bad input raises.
         KeyboardInterrupt: As it comes; the engine is stopped first.
     """
-    return _Job(plan, engine, manner or Manner(), on_file, progress).run()
+    return _Job(plan, engine, on_file or (lambda _outcome: None), progress).run()
 
 
 class _Job:
@@ -279,13 +176,11 @@ class _Job:
         self,
         plan: Plan,
         engine: Engine,
-        manner: Manner,
-        on_file: Callable[[FileOutcome], None] | None,
+        on_file: Callable[[FileOutcome], None],
         progress: Progress | None,
     ) -> None:
-        self._plan, self._engine, self._manner = plan, engine, manner
-        self._on_file = on_file or (lambda _outcome: None)
-        self._progress = progress
+        self._plan, self._engine, self._manner = plan, engine, plan.manner
+        self._on_file, self._progress = on_file, progress
         shard = self._manner.shard
         self._folder = JobFolder(plan.out, "" if shard is None else "{}-of-{}".format(*shard))
         self._outcomes: list[FileOutcome] = []
@@ -297,7 +192,7 @@ class _Job:
 
     def run(self) -> JobResult:
         begun = time.monotonic()
-        made = list(_missing_directories(self._plan.out))
+        made = list(missing_directories(self._plan.out))
         with contextlib.ExitStack() as stack:
             stack.callback(self._engine.close)
             # Last of all, and only where the lock was had: what is there may be another job's.
@@ -308,18 +203,14 @@ class _Job:
             self._begin()
             for bad in self._plan.failures:
                 self._end(bad)
-            self._work()
+            driver = Driver(self._engine, self._folder, self._manner.resume, self._progress)
+            for name, end in driver.run(self._steps()):
+                self._end(end if isinstance(end, FileReport) else self._failed(name, end))
             if not any(isinstance(outcome, Failure) for outcome in self._outcomes):
                 self._folder.remove_all_parts()
-            ended = self._manifest("ended")
             spent = {"seconds": time.monotonic() - begun, "peak_memory": peak_memory()}
-            self._folder.write_manifest({**ended, **spent})
+            self._folder.write_manifest(self._plan.manifest("ended") | spent)
         return self._result(time.monotonic() - begun)
-
-    def _manifest(self, state: str) -> dict[str, Any]:
-        refused = [bad.name for bad in self._plan.failures]
-        body = manifest(self._plan.request, self._plan.tasks, state, refused)
-        return body | ({"all_inputs": self._plan.all_inputs} if self._manner.shard else {})
 
     def _clear(self, fresh: bool) -> None:
         """Leave nothing where nothing came of the job."""
@@ -331,7 +222,7 @@ class _Job:
         """Look at what was here before, and begin or resume the job."""
         before = self._folder.read_manifest()
         if self._manner.resume and before is not None:
-            check_same(before, self._plan.request, self._plan.tasks)
+            self._plan.check_same(before)
         elif (
             before is not None
             and before.get("state") == "running"
@@ -345,12 +236,12 @@ class _Job:
             self._check_shards(self._manner.shard)
         if not self._manner.resume:
             self._folder.forget()
-        self._folder.write_manifest(self._manifest("running"))
-        self._engine.begin(self._folder.witness())
+        self._folder.write_manifest(self._plan.manifest("running"))
+        self._engine.begin(self._folder.manifest)
 
     def _check_shards(self, shard: tuple[int, int]) -> None:
         """See that other shards, as many in all, are of the same inputs and request."""
-        now = self._manifest("running")
+        now = self._plan.manifest("running")
         for folder, said in JobRecord.of(self._plan.out).jobs:
             same = all(said.get(name) == now[name] for name in ("all_inputs", "request"))
             if folder.shard.endswith(f"-of-{shard[1]}") and not same:
@@ -358,11 +249,6 @@ class _Job:
                     f"{self._plan.out}: shard {folder.shard} is of other inputs or options: give "
                     "all shards the same, and an OUT apart from the inputs"
                 )
-
-    def _work(self) -> None:
-        driver = Driver(self._engine, self._folder, self._manner.resume, self._progress)
-        for ended in driver.run(self._steps()):
-            self._end(self._outcome(ended))
 
     def _steps(self) -> Iterator[tuple[str, Steps]]:
         """Return the inputs that there is work for; the others are told of at once."""
@@ -378,10 +264,7 @@ class _Job:
             elif self._manner.existing == "skip" and task.target.exists():
                 self._end(Skipped(task.source.name, str(task.target)))
                 continue
-            yield (
-                task.source.name,
-                steps(task, replace, self._by_head, self._engine.threads),
-            )
+            yield task.source.name, steps(task, replace, self._by_head, self._engine.threads)
 
     def _finished(self, task: FileTask) -> FileReport | None:
         """Return the report of an earlier run, if its output is still what it was."""
@@ -400,14 +283,10 @@ class _Job:
             return None
         return report.placed(str(task.source.location), str(task.target))
 
-    def _outcome(self, ended: Ended) -> FileOutcome:
-        if ended.report is not None:
-            return ended.report
-        error = ended.error
-        assert error is not None
+    def _failed(self, name: str, error: BaseException) -> Failure:
         if self._manner.fail_fast or not isinstance(error, Exception):
             raise error
-        return failure(self._of_name[ended.name].source, error)
+        return failure(self._of_name[name].source, error)
 
     def _end(self, outcome: FileOutcome) -> None:
         self._outcomes.append(outcome)
@@ -434,29 +313,137 @@ class _Job:
         )
 
 
-def _check_out(out: Location) -> None:
-    """OUT must be, or be possible to make, a directory that can be written to."""
-    if not out.is_local:
-        return
-    missing = [*_missing_directories(out)]
-    place = missing[-1].parent if missing else out.path
-    if not place.is_dir():
-        raise CertkError(f"{place} is not a directory: OUT ({out}) must be one, or not exist yet")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise CertkError(f"{place} cannot be written to: choose another OUT than {out}")
-
-
-def _missing_directories(out: Location) -> Iterator[Path]:
-    """Return the directories that have to be made for OUT, the innermost first."""
-    if out.is_local:
-        place = out.path
-        # A drive that is not there is its own parent.
-        while not os.path.lexists(place) and place != place.parent:
-            yield place
-            place = place.parent
-
-
 def _remove_empty(directories: list[Path]) -> None:
     for directory in directories:
         with contextlib.suppress(OSError):  # not empty
             directory.rmdir()
+
+
+@dataclass(eq=False)
+class _Running:
+    """One input under way: its steps, and the values of the calls that it waits for."""
+
+    name: str
+    steps: Steps
+    values: list[Any] = field(default_factory=list)
+    missing: int = 0
+    units: list[Unit] = field(default_factory=list)
+
+
+class Driver:
+    """Runs the steps of inputs on an engine. Not more inputs are begun than keep it busy.
+
+    Args:
+        engine: Where calls are done.
+        folder: Where the results of units are kept while their output is not finished.
+        reuse: Whether results that are there already are taken.
+        tell: Told (name, calls done, calls known of) of an input after every call.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: JobFolder,
+        reuse: bool,
+        tell: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._reuse = reuse
+        self._tell = tell or (lambda _name, _done, _known: None)
+        self._waiting: deque[tuple[_Running, int, Call]] = deque()
+        self._under_way: dict[int, tuple[_Running, int, Call]] = {}
+        self._next_key = 0
+        self._alive: set[_Running] = set()
+        self._ended: deque[tuple[str, FileReport | BaseException]] = deque()
+
+    def run(
+        self, jobs: Iterator[tuple[str, Steps]]
+    ) -> Iterator[tuple[str, FileReport | BaseException]]:
+        """Run all of them; return the name and the end of each as soon as it is known."""
+        more = True
+        while True:
+            while self._ended:
+                yield self._ended.popleft()
+            while more and len(self._waiting) + len(self._under_way) < self._engine.slots:
+                begun = next(jobs, None)
+                more = begun is not None
+                if begun is not None:
+                    running = _Running(*begun)
+                    self._alive.add(running)
+                    self._go_on(running, None)
+            self._submit()
+            if self._ended:
+                continue
+            if self._under_way:
+                self._take(self._engine.next())
+            elif not more and not self._waiting:
+                return
+
+    def _submit(self) -> None:
+        while self._waiting and len(self._under_way) < self._engine.slots:
+            running, place, call = self._waiting.popleft()
+            if running not in self._alive:
+                continue
+            function, arguments = call
+            if self._reuse and isinstance(arguments[0], Unit):
+                kept = self._folder.read_part(arguments[0])
+                if kept is not None:
+                    self._deliver(running, place, kept)
+                    continue
+            self._under_way[self._next_key] = (running, place, call)
+            self._engine.submit(self._next_key, function, *arguments)
+            self._next_key += 1
+
+    def _take(self, outcome: Outcome) -> None:
+        running, place, call = self._under_way.pop(outcome.key)
+        if running not in self._alive:
+            return
+        if outcome.error is not None:
+            self._fail(running, outcome.error)
+            return
+        value = outcome.value
+        if isinstance(value, UnitResult):
+            unit = call[1][0]
+            if value.seconds >= _WORTH_KEEPING:
+                try:
+                    self._folder.write_part(unit, value)
+                except OSError as error:
+                    self._fail(running, error)
+                    return
+        self._deliver(running, place, value)
+
+    def _deliver(self, running: _Running, place: int, value: Any) -> None:
+        running.values[place] = value
+        running.missing -= 1
+        self._tell(running.name, len(running.values) - running.missing, len(running.values))
+        if not running.missing:
+            self._go_on(running, running.values)
+
+    def _go_on(self, running: _Running, values: list[Any] | None) -> None:
+        try:
+            calls = next(running.steps) if values is None else running.steps.send(values)
+        except StopIteration as end:
+            self._alive.discard(running)
+            self._folder.remove_parts(running.units)
+            self._ended.append((running.name, end.value))
+            return
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            self._fail(running, error)
+            return
+        running.values, running.missing = [None] * len(calls), len(calls)
+        running.units += [call[1][0] for call in calls if isinstance(call[1][0], Unit)]
+        # Ahead of inputs that were begun later, so that outputs come in about their order.
+        self._waiting.extendleft(
+            (running, place, call) for place, call in reversed(list(enumerate(calls)))
+        )
+
+    def _fail(self, running: _Running, error: BaseException) -> None:
+        self._alive.discard(running)
+        running.steps.close()
+        for key, (other, _, _) in self._under_way.items():
+            if other is running:
+                self._engine.give_up(key)
+        self._ended.append((running.name, error))

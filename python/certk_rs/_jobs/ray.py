@@ -7,17 +7,20 @@ lost, or that the system refused, is handed in anew, a few times.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import signal
 import socket
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
-from .._files.reader import of_another_machine
+from .._files.location import Location
+from .._files.reader import of_another_machine, read_bytes
 from ..errors import CertkError, one_line, pip_install
-from .engine import Outcome, Witness, check_count, cores, sees
+from .engine import Outcome, check_count, cores
 
 # A call whose worker was lost, or to which the system refused something, is done again so often.
 _RETRIES = 3
@@ -25,9 +28,18 @@ _RETRIES = 3
 _ANSWER, _LOOK, _GLANCE = 5.0, 1.0, 0.2
 # Seconds without a head after which Ray ends the process; a job ends after a third of them.
 _LOST = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_MOST_BYTES = 1 << 30
 # Calls at a time by processor, so that none waits for the next one to arrive.
 _AHEAD = 1.5
 _SHARED = "must be on a file system that all machines share, or behind a URL such as s3://"
+
+
+@dataclass(frozen=True)
+class _Witness:
+    """A file that the job has written where the outputs go, by which a worker knows the place."""
+
+    place: Location
+    sha256: str
 
 
 class RayEngine:
@@ -76,16 +88,16 @@ class RayEngine:
         # Key, function, arguments, and how often it was done again, by Ray's reference.
         self._under_way: dict[Any, tuple[int, Any, tuple[Any, ...], int]] = {}
         self._unwanted: set[int] = set()
-        self._witness: Witness | None = None
+        self._witness: _Witness | None = None
 
     @property
     def slots(self) -> int:
         """Calls at a time that keep all workers busy; a cluster may grow."""
         return self._jobs or max(2, int(_AHEAD * self._processors / (self.threads or 1)))
 
-    def begin(self, witness: Witness | None) -> None:
-        """See `Engine`."""
-        self._witness = witness
+    def begin(self, witness: Location) -> None:
+        """See `Engine`; workers compare its hash, for each may have another file of that name."""
+        self._witness = _Witness(witness, _sha256(witness))
 
     def submit(self, key: int, function: Any, *arguments: Any, tries: int = 0) -> None:
         """See `Engine`; `tries` counts the times that the call was done before."""
@@ -123,7 +135,7 @@ class RayEngine:
         try:
             _see(self._head)
             self._seen = now
-            # Only now: whoever asks a head that is gone is kept waiting.
+            # Only now: a head that is gone would keep us waiting.
             self._processors = self._ray.cluster_resources().get("CPU", 0)
         except OSError as error:
             if now > self._seen + float(os.environ.get(_LOST, "60")) / 3:
@@ -179,14 +191,30 @@ def _see(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
 
 
-def _call(version: str, witness: Witness | None, function: Any, arguments: Any) -> Any:
+_SEEN: set[_Witness] = set()
+
+
+def _sees(witness: _Witness) -> bool:
+    """Return whether this process sees that very file; once seen, it is not read again."""
+    if witness not in _SEEN:
+        with contextlib.suppress(CertkError, OSError):
+            if _sha256(witness.place) == witness.sha256:
+                _SEEN.add(witness)
+    return witness in _SEEN
+
+
+def _sha256(place: Location) -> str:
+    return hashlib.sha256(read_bytes(place, _MOST_BYTES)).hexdigest()
+
+
+def _call(version: str, witness: _Witness | None, function: Any, arguments: Any) -> Any:
     """Do a call on a worker; return its value, or the exception, not in a wrapper of Ray's."""
     host = socket.gethostname()
     try:
         if version != __version__:
             has = f"{host}, a machine of the Ray cluster, has certk-rs {__version__}"
             raise CertkError(f"{has}, and the job was begun with {version}: install the same")
-        if witness is not None and not sees(witness):
+        if witness is not None and not _sees(witness):
             place = witness.place  # below OUT/.certk
             other = f"{place} on {host}, where a worker is, is not what it is where the job began"
             raise CertkError(f"{other}: OUT {_SHARED}")

@@ -6,8 +6,12 @@ proof is compact or none, is taken from the record of the job if there is one, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,15 +20,25 @@ from numpy.typing import NDArray
 from .. import __version__
 from .._display.plain import plain
 from .._files.certificate import Options
+from .._files.layers import Layer
 from .._files.location import Location
+from .._files.output import OutputReader
+from .._files.safetensors import ITEMSIZE
 from .._files.tensor_file import SafetensorsFile
-from ..errors import CertkError
+from ..errors import CertkError, told
+from .engine import Progress
 from .folder import Found, JobRecord, find_outputs, inputs_of
 from .held_out import CONFIDENCE, HeldOut
-from .outputs import ReportedOutput, Spread, WorstRows
-from .progress import Progress
+from .inputs import Source
 from .results import FileReport
-from .sets import LayerRecord, SetRecord, Sums
+from .sets import KINDS, PROMISED, LayerRecord, SetRecord, Sums, fewest_keys, set_records
+from .write import byte_counts
+
+MOST = 12
+"""So many rows of each kind are named."""
+
+EDGES = (*(k / 20 for k in range(21)), 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf)
+"""Bins of tail mass over budget: each holds what is above its lower edge, and its upper edge."""
 
 UNKNOWN = {
     "full": (
@@ -43,6 +57,205 @@ UNKNOWN = {
 """Statements about outputs that a level of proof leaves open."""
 
 
+class ReportedOutput(OutputReader):
+    """An open output, read a layer at a time for a report.
+
+    Raises `CertkError` if it is none, or contradicts itself; `OSError` if it cannot be read.
+    """
+
+    def input_counts(self) -> dict[str, int]:
+        """Return the bytes of the input's tensors, and of its keys and values."""
+        counts = {"input_bytes": 0, "cache_bytes": 0}
+        for name, fact in self.certificate.inputs.items():
+            size, match = math.prod(fact.shape) * ITEMSIZE[fact.dtype], self.names.match(name)
+            counts["input_bytes"] += size
+            counts["cache_bytes"] += size * (match is not None and match[1] in ("key", "value"))
+        return counts
+
+    def read(self) -> Iterator[LayerRecord]:
+        """Read each layer in turn; memory holds the masses of one.
+
+        A layer that is not what a job writes is a `CertkError`.
+        """
+        for layer in self.layers:
+            yield self._layer(layer)
+
+    def numbers(self, record: LayerRecord) -> list[SetRecord]:
+        """Return the sets of a layer in numbers."""
+        said = self.certificate
+        bounds = None if said.bound_eps is None else said.bound_eps[record.layer.index]
+        return set_records(record, said.options, said.causal_offset, bounds)
+
+    def _layer(self, layer: Layer) -> LayerRecord:
+        sizes = np.array([end - start for start, end in pairwise(self.ends(layer))], np.int64)
+        self._need((sizes <= layer.n).all(), layer, "indices")
+        rows = layer.heads * layer.m
+        record = LayerRecord(
+            layer=layer,
+            first_head=0,
+            sizes=sizes,
+            eps=np.array(self.certificate.eps[layer.index], np.float64),
+            lower_bounds=self.optional(layer, "lower_bound"),
+            violations=None,
+            held_out=self._places(layer, "held_out", layer.m),
+            left_out=self._places(layer, "left_out", rows),
+            upper=self._masses(layer, "tail_mass_upper"),
+            lower=self._masses(layer, "tail_mass_lower"),
+            worst=self._masses(layer, "worst_tail_mass"),
+            over=None,
+            weight_rows=self._places(layer, "lower_bound_rows", rows),
+            weights=self._weights(layer),
+        )
+        self._check(record)
+        return self._counted(record)
+
+    def _check(self, record: LayerRecord) -> None:
+        layer, bounds, said = record.layer, record.lower_bounds, self.certificate
+        self._need(bounds is None or (bounds >= 0).all(), layer, "lower_bound")
+        # Bounds that refer to smaller budgets may be above what is kept.
+        if bounds is not None and said.bound_eps is None:
+            visible, size = layer.visible(said.causal_offset), said.options.block_size
+            for bound, kept in zip(bounds.tolist(), record.sizes.tolist(), strict=True):
+                self._need(fewest_keys(bound, size, visible) <= kept, layer, "lower_bound")
+        if record.upper is not None and record.lower is not None:
+            self._need((record.lower <= record.upper).all(), layer, "tail_mass_lower")
+        self._need(len(record.weights) == len(record.weight_rows), layer, "lower_bound_weights")
+
+    def _counted(self, record: LayerRecord) -> LayerRecord:
+        """Return the record with what its masses say of promised and held-out rows."""
+        queries, violations = len(record.held_out), None
+        per_head = self.optional(record.layer, "violations")
+        if per_head is not None:
+            inside = (per_head >= 0) & (per_head <= queries)
+            self._need(inside.all(), record.layer, "violations")
+        if record.upper is not None:
+            return _counted_rows(record, record.upper)
+        if record.worst is None:
+            return record
+        eps = np.repeat(record.eps, record.heads_of_set)
+        over = np.where(_above(record.worst, eps), -1, 0)
+        if per_head is not None:
+            each = per_head.reshape(len(record.sizes), -1)
+            violations = np.stack([each.max(axis=1), np.minimum(each.sum(axis=1), queries)], axis=1)
+        return replace(record, over=over, violations=violations)
+
+    def _masses(self, layer: Layer, name: str) -> NDArray[Any] | None:
+        masses = self.optional(layer, name)
+        if masses is not None:
+            self._need(((masses >= 0) & (masses <= 1)).all(), layer, name)
+        return masses
+
+    def _places(self, layer: Layer, name: str, end: int) -> NDArray[np.int64]:
+        places = self.optional(layer, name)
+        if places is None:
+            return np.empty(0, np.int64)
+        inside = (places >= 0) & (places < end)
+        self._need(inside.all() and (np.diff(places) > 0).all(), layer, name)
+        return places
+
+    def _weights(self, layer: Layer) -> NDArray[np.float32]:
+        weights = self.optional(layer, "lower_bound_weights")
+        if weights is None:
+            return np.empty(0, np.float32)
+        self._need((np.isfinite(weights) & (weights > 0)).all(), layer, "lower_bound_weights")
+        return weights
+
+    def _need(self, condition: object, layer: Layer, name: str) -> None:
+        if not condition:
+            raise self.wrong(f"layers.{layer.index}.{name} is not what a job writes")
+
+
+def _counted_rows(record: LayerRecord, upper: NDArray[Any]) -> LayerRecord:
+    """Count a set at a time, so that no more than its masses are widened at once."""
+    promised = record.kinds() == PROMISED
+    over, violations = [], []
+    for group, eps in enumerate(record.eps):
+        heads = slice(group * record.heads_of_set, (group + 1) * record.heads_of_set)
+        above = _above(upper[heads], eps)
+        over += np.count_nonzero(above & promised[heads], axis=1).tolist()
+        violations += [[np.count_nonzero(above[:, record.held_out].any(axis=0))] * 2]
+    worst = np.where(promised, upper, upper.dtype.type(0)).max(axis=1)
+    return replace(record, worst=worst, over=np.array(over), violations=np.array(violations))
+
+
+def _above(masses: NDArray[Any], eps: Any) -> NDArray[np.bool_]:
+    # As float64: NumPy would compare in float32, and round eps.
+    above: NDArray[np.bool_] = masses.astype(np.float64) > eps
+    return above
+
+
+class WorstRows:
+    """The rows with the largest upper ends, by kind, the worst first; equal ones as they came.
+
+    Of a compact proof there is one entry per query head, without a query, and none of the other
+    kinds.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+
+    def add(self, record: LayerRecord, kinds: NDArray[np.uint8], output: str) -> None:
+        """Take all rows of a layer."""
+        upper = record.upper
+        if upper is None:
+            if record.worst is None:
+                return
+            upper = record.worst[:, None]
+            kinds = np.full(upper.shape, PROMISED, np.uint8)
+        for kind, name in enumerate(KINDS):
+            (rows,) = np.nonzero(kinds.reshape(-1) == kind)
+            order = np.argsort(-upper.reshape(-1)[rows], kind="stable")[:MOST]
+            for row in rows[order].tolist():
+                head, query = divmod(row, upper.shape[1])
+                lower = None if record.lower is None else float(record.lower[head, query])
+                self.rows[name].append(
+                    {
+                        "output": output,
+                        "layer": record.layer.index,
+                        "head": head,
+                        "query": None if record.upper is None else query,
+                        "tail_mass_lower": lower,
+                        "tail_mass_upper": float(upper[head, query]),
+                        "eps": float(record.eps[head // record.heads_of_set]),
+                    }
+                )
+            self.rows[name].sort(key=lambda row: -row["tail_mass_upper"])
+            del self.rows[name][MOST:]
+
+
+class Spread:
+    """Counts of rows by their upper end over their budget; outputs with a full proof only."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((len(KINDS), len(EDGES) - 1), np.int64)
+
+    def add(self, record: LayerRecord, kinds: NDArray[np.uint8]) -> None:
+        """Count the rows of a layer."""
+        if record.upper is None:
+            return
+        for head in range(record.layer.heads):
+            eps = record.eps[head // record.heads_of_set]
+            place = np.digitize(_over(record.upper[head], eps), EDGES[1:-1], right=True)
+            for kind in range(len(KINDS)):
+                found = np.bincount(place[kinds[head] == kind], minlength=len(EDGES) - 1)
+                self._counts[kind] += found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the edges of the bins (null: no end) and the counts of each kind."""
+        edges = [None if math.isinf(edge) else edge for edge in EDGES]
+        counts = {kind: row.tolist() for kind, row in zip(KINDS, self._counts, strict=True)}
+        return {"rows": int(self._counts.sum()), "edges": edges, **counts}
+
+
+def _over(upper: NDArray[Any], eps: float) -> NDArray[np.float64]:
+    masses = upper.astype(np.float64)
+    if eps == 0:
+        return np.where(masses > 0, np.inf, 0.0)
+    over = masses / eps
+    # A quotient may be rounded to 1 from above, and what is above the budget is.
+    return np.where((masses > eps) & (over <= 1), np.nextafter(1.0, 2.0), over)
+
+
 class RowSink(Protocol):
     """A taker of every row, or every set, as it is read."""
 
@@ -53,19 +266,24 @@ class RowSink(Protocol):
 
 
 @dataclass
-class _Sums:
-    """The sums of all outputs."""
+class _Read:
+    """All that was read: sums over everything (), a layer (i,) and a set (i, head), and rows."""
 
-    all: Sums = field(default_factory=Sums)
-    of_layer: dict[int, Sums] = field(default_factory=dict)
-    of_set: dict[tuple[int, int], Sums] = field(default_factory=dict)
+    sinks: Sequence[RowSink]
+    sums: dict[tuple[int, ...], Sums] = field(default_factory=lambda: defaultdict(Sums))
     spread: Spread = field(default_factory=Spread)
     worst: WorstRows = field(default_factory=WorstRows)
 
-    def add(self, found: SetRecord, output: str) -> None:
-        self.all.add(found, output)
-        self.of_layer.setdefault(found.layer, Sums()).add(found, output)
-        self.of_set.setdefault((found.layer, found.head), Sums()).add(found, output)
+    def add(self, one: SetRecord, output: str) -> None:
+        for place in ((), (one.layer,), (one.layer, one.head)):
+            self.sums[place].add(one, output)
+
+    def by(self, *names: str) -> list[dict[str, Any]]:
+        """Return the sums by layer, or by layer and head."""
+        found = sorted(
+            (place, sums) for place, sums in self.sums.items() if len(place) == len(names)
+        )
+        return [dict(zip(names, place, strict=True)) | vars(sums) for place, sums in found]
 
 
 def job_report(
@@ -90,7 +308,7 @@ def job_report(
     """
     every = find_outputs(outs)
     total = sum(len(found.sources) for found in every)
-    sums, sinks = _Sums(), list(sinks)
+    read = _Read(list(sinks))
     outputs: list[dict[str, Any]] = []
     unreadable: list[dict[str, str]] = []
     failures: list[dict[str, str]] = []
@@ -104,9 +322,9 @@ def job_report(
             if progress is not None:
                 progress(f"reading {shown}", len(outputs) + len(unreadable), total)
             try:
-                outputs.append(_output(found, source, shown, sums, sinks))
+                outputs.append(_output(found, source, shown, read))
             except (CertkError, OSError) as error:
-                unreadable.append({"output": shown, "message": _said(error)})
+                unreadable.append({"output": shown, "message": plain(told(error))})
         if found.whole:
             _without_output(found.record, names, failures, missing)
     return {
@@ -116,19 +334,16 @@ def job_report(
             _job(folder.out, manifest) for found in every for folder, manifest in found.record.jobs
         ],
         "options": _options(outputs),
-        "totals": _totals(outputs, sums.all),
+        "totals": _totals(outputs, read.sums[()]),
         "confidence": CONFIDENCE,
         "outputs": outputs,
         "failures": failures,
         "missing": missing,
         "unreadable": unreadable,
-        "layers": [{"layer": i, **each.to_json()} for i, each in sorted(sums.of_layer.items())],
-        "sets": [
-            {"layer": layer, "head": head, **each.to_json()}
-            for (layer, head), each in sorted(sums.of_set.items())
-        ],
-        "tail_masses": sums.spread.to_json(),
-        "worst_rows": sums.worst.to_json(),
+        "layers": read.by("layer"),
+        "sets": read.by("layer", "head"),
+        "tail_masses": read.spread.to_json(),
+        "worst_rows": read.worst.rows,
         "unknown": {
             proof: list(UNKNOWN[proof]) for proof in sorted({each["proof"] for each in outputs})
         },
@@ -136,56 +351,51 @@ def job_report(
     }
 
 
-def _output(
-    found: Found, source: Any, shown: str, sums: _Sums, sinks: Sequence[RowSink]
-) -> dict[str, Any]:
+def _output(found: Found, source: Source, shown: str, read: _Read) -> dict[str, Any]:
     """Read one output; nothing is added up before all of it could be read."""
-    own, layers = Sums(), 0
     sets: list[SetRecord] = []
     borrowed: set[str] = set()
     with SafetensorsFile(source.location) as file:
         output = ReportedOutput(file)
-        output.check()
-        said = output.certificate
-        report = found.record.report(source.name, output.header_sha256)
-        recorded = _recorded(report)
+        # Layers are added up as they come, and none has to be taken back.
+        for _ in output.read():
+            pass
+        said, options = output.certificate, output.certificate.options
+        header_sha256 = hashlib.sha256(file.header.raw).hexdigest()
+        report = found.record.report(source.name, header_sha256)
+        layers = () if report is None else report.layers
+        recorded = {(one.layer, one.head): one for each in layers for one in each.sets}
         for record in output.read():
-            layers += 1
             kinds = record.kinds()
             of_layer = [_filled(one, recorded, borrowed) for one in output.numbers(record)]
             sets += of_layer
-            sums.spread.add(record, kinds)
-            sums.worst.add(record, kinds, shown)
-            for sink in sinks:
+            read.spread.add(record, kinds)
+            read.worst.add(record, kinds, shown)
+            for sink in read.sinks:
                 sink.take(shown, record, kinds, of_layer)
-        for one in sets:
-            own.add(one, shown)
-            sums.add(one, shown)
-        options = said.options
-        numbers = own.to_json()
-        del numbers["worst_output"]
-        return {
-            "output": shown,
-            "input": None if report is None else plain(report.source),
-            "header_sha256": output.header_sha256,
-            "input_headers": list(said.input_headers),
-            "library": plain(said.library),
-            "names": plain(said.names),
-            "causal_offset": said.causal_offset,
-            **vars(options),
-            "layers": layers,
-            **numbers,
-            "worst_at_least": _worst_at_least(sets, options, report, borrowed),
-            "input_bytes": output.input_bytes,
-            "cache_bytes": output.cache_bytes,
-            "output_bytes": output.output_bytes,
-            "proof_bytes": output.proof_bytes,
-            "guard_bytes": output.guard_bytes,
-            "saved": 1 - output.output_bytes / output.cache_bytes,
-            "seconds": None if report is None else report.seconds,
-            "warnings": [] if report is None else [plain(each) for each in report.warnings],
-            "from_record": sorted(borrowed),
-        }
+        counts = output.input_counts() | byte_counts(file.header)
+    for one in sets:
+        read.add(one, shown)
+    numbers = vars(Sums.of(sets))
+    del numbers["worst_output"]
+    return {
+        "output": shown,
+        "input": None if report is None else plain(report.source),
+        "header_sha256": header_sha256,
+        "input_headers": list(said.input_headers),
+        "library": plain(said.library),
+        "names": plain(said.names),
+        "causal_offset": said.causal_offset,
+        **vars(options),
+        "layers": len(output.layers),
+        **numbers,
+        "worst_at_least": _worst_at_least(sets, options, report, borrowed),
+        **counts,
+        "saved": 1 - counts["output_bytes"] / counts["cache_bytes"],
+        "seconds": None if report is None else report.seconds,
+        "warnings": [] if report is None else [plain(each) for each in report.warnings],
+        "from_record": sorted(borrowed),
+    }
 
 
 def _worst_at_least(
@@ -203,12 +413,6 @@ def _worst_at_least(
     each = [one for one in sets if options.granularity != "token" or one.layer == sets[0].layer]
     needed = sum(one.lower_bound or 0 for one in each)
     return min(told, default=None) if needed > options.size else 0.0
-
-
-def _recorded(report: FileReport | None) -> dict[tuple[int, int], SetRecord]:
-    if report is None:
-        return {}
-    return {(each.layer, one.head): one for each in report.layers for one in each.sets}
 
 
 def _filled(
@@ -277,41 +481,21 @@ def _number(value: object) -> float | int | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-_OPTIONS = (
-    *("granularity", "max_keep", "keep_first", "keep_last", "layout", "block_size", "coverage"),
-    *("holdout", "proof", "guard", "out_tol", "size", "hot", "eps_low", "eps_high"),
-)
-
-
 def _options(outputs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the options that occur in certificates, and how many outputs have them."""
-    counts: dict[tuple[Any, ...], int] = {}
-    for each in outputs:
-        key = tuple(each[name] for name in _OPTIONS)
-        counts[key] = counts.get(key, 0) + 1
-    return [
-        {"outputs": count, **dict(zip(_OPTIONS, key, strict=True))} for key, count in counts.items()
-    ]
+    names = [*(each.name for each in fields(Options)), "eps_low", "eps_high"]
+    counts = Counter(tuple(each[name] for name in names) for each in outputs)
+    return [{"outputs": n, **dict(zip(names, key, strict=True))} for key, n in counts.items()]
 
 
 def _totals(outputs: Sequence[dict[str, Any]], sums: Sums) -> dict[str, Any]:
-    before = sum(each["cache_bytes"] for each in outputs)
-    after = sum(each["output_bytes"] for each in outputs)
-    seconds = [each["seconds"] for each in outputs]
+    names = ("input_bytes", "cache_bytes", "output_bytes", "proof_bytes", "guard_bytes")
+    counts = {name: sum(each[name] for each in outputs) for name in names}
+    before, seconds = counts["cache_bytes"], [each["seconds"] for each in outputs]
     return {
         "outputs": len(outputs),
-        **sums.to_json(),
-        "input_bytes": sum(each["input_bytes"] for each in outputs),
-        "cache_bytes": before,
-        "output_bytes": after,
-        "proof_bytes": sum(each["proof_bytes"] for each in outputs),
-        "guard_bytes": sum(each["guard_bytes"] for each in outputs),
-        "saved": 1 - after / before if before else None,
+        **vars(sums),
+        **counts,
+        "saved": 1 - counts["output_bytes"] / before if before else None,
         "seconds": sum(seconds) if seconds and None not in seconds else None,
     }
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return plain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
-    return plain(str(error))

@@ -13,7 +13,7 @@ from .._display.plain import plain
 from .._display.shown import Shown
 from .._files.location import Location
 from .._files.new_file import write_json
-from ..errors import CertkError, one_line
+from ..errors import CertkError, told
 from .held_out import HeldOut
 from .inputs import Source
 from .request import Request
@@ -21,8 +21,6 @@ from .sets import SetRecord, Sums
 
 # An output that saves a smaller share of the bytes of its keys and values is warned of.
 LITTLE = 0.1
-# More bars than this are one per layer, not one per kept set.
-_MOST_BARS = 36
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ def totals(layers: Sequence[LayerReport]) -> dict[str, Any]:
     names = ("kept", "total", "lower_bound", "gap", "worst_tail_mass", "rows", "rows_over_budget")
     return {
         **{name: getattr(sums, name) for name in (*names, "rows_left_out", "held_out_queries")},
-        "held_out_violations": sums.violations_low,
+        "held_out_violations": sums.held_out_violations_low if sums.held_out_queries else 0,
     }
 
 
@@ -192,13 +190,10 @@ class Failure:
 
 def failure(source: Source, error: BaseException) -> Failure:
     """Return the failure of an input, with a line that names it."""
-    message = one_line(error)
-    if isinstance(error, OSError):
-        place = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
-        message = f"{place}{error.strerror or message}"
-    elif isinstance(error, MemoryError):
+    message = told(error)
+    if isinstance(error, MemoryError):
         message = "not enough memory: give fewer queries or keys in one file, or fewer --jobs"
-    elif not isinstance(error, CertkError):
+    elif not isinstance(error, (CertkError, OSError)):
         message = f"unexpected {type(error).__name__}: {message}; please report it"
     if str(source.location) not in message and source.location.name not in message:
         message = f"{source.location}: {message}"
@@ -284,8 +279,8 @@ class JobResult(Shown):
         if sums.held_out_queries:
             yield (
                 "trial",
-                f"{sums.violations_low} of {sums.held_out_queries} queries lost more than the "
-                "budget to sets made without them; the sets written are made for all",
+                f"{sums.held_out_violations_low} of {sums.held_out_queries} queries lost more than "
+                "the budget to sets made without them; the sets written are made for all",
             )
         before = sum(report.cache_bytes for report in self.outputs)
         after = sum(report.output_bytes for report in self.outputs)
@@ -317,31 +312,3 @@ class JobResult(Shown):
                 for name in ("queries", "violations", "low", "high")
             },
         }
-
-
-def bars(reports: Sequence[LayerReport], width: int, symbols: str = "█▒·") -> list[str]:
-    """Return lines of a bar chart: of all keys, those proven necessary, kept beyond, and dropped.
-
-    One bar per kept set if these are few, else one per layer. `symbols` are those of the parts.
-    """
-    rows: list[tuple[str, str, SetRecord | Sums]]
-    if sum(len(report.sets) for report in reports) <= _MOST_BARS:
-        rows = [
-            (f"layer {report.layer}" if number == 0 else "", f"head {number}", one)
-            for report in reports
-            for number, one in enumerate(report.sets)
-        ]
-        if all(len(report.sets) == 1 for report in reports):
-            rows = [(layer, "", one) for layer, _, one in rows]
-    else:
-        rows = [(f"layer {report.layer}", "", report.count) for report in reports]
-    first = max(len(layer) for layer, _, _ in rows)
-    second = max(len(head) for _, head, _ in rows)
-    lines = []
-    for layer, head, count in rows:
-        needed = (count.lower_bound or 0) * width // count.total
-        kept = max(needed, -(-count.kept * width // count.total))
-        bar = symbols[0] * needed + symbols[1] * (kept - needed) + symbols[2] * (width - kept)
-        share = f"{100 * count.kept / count.total:5.1f} %"
-        lines.append(f"{layer:<{first}} {head:<{second}} {bar} {share}")
-    return lines

@@ -7,13 +7,14 @@ kept set, just found or read from an output, and `Sums` adds up any number of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._files.certificate import Options
 from .._files.layers import Layer
 from .held_out import HeldOut
 
@@ -104,7 +105,7 @@ class Demands:
 Answer: TypeAlias = LayerRecord | Probe | Demands
 """The answer of a unit for one of its layers. Arrays have groups, heads or rows first."""
 
-_Part = TypeVar("_Part", LayerRecord, Probe, Demands)
+_Part = TypeVar("_Part", bound=Answer)
 
 
 def joined(parts: Sequence[_Part]) -> _Part:
@@ -156,9 +157,8 @@ def fewest_keys(blocks: int, block_size: int, visible: int) -> int:
 
 def set_records(
     record: LayerRecord,
-    by_head: bool,
-    block_size: int,
-    visible: int,
+    options: Options,
+    causal_offset: int | None,
     bound_eps: Sequence[float] | None = None,
     held_out: Sequence[HeldOut] | None = None,
 ) -> list[SetRecord]:
@@ -166,38 +166,36 @@ def set_records(
 
     Args:
         record: The layer.
-        by_head: Whether its groups are kv heads.
-        block_size: Of the blocks that lower bounds count.
-        visible: How many keys some query of the layer sees.
+        options: Those of the output.
+        causal_offset: Query i sees the keys <= i + offset; None: all.
         bound_eps: The budgets of the lower bounds, where they are not those of the sets.
         held_out: What a trial has found of each group; None: what the record says.
     """
-    kinds, size = record.kinds(), record.heads_of_set
+    kinds, size, bounds = record.kinds(), record.heads_of_set, record.lower_bounds
+    visible = record.layer.visible(causal_offset)
     found = []
     for group, kept in enumerate(record.sizes.tolist()):
         heads = slice(group * size, (group + 1) * size)
         kind = kinds[heads]
         over = None if record.over is None else record.over[heads]
-        bounds = record.lower_bounds
-        left_out = None if record.upper is None else record.upper[heads][kind == LEFT_OUT]
+        out = None if record.upper is None else record.upper[heads][kind == LEFT_OUT]
+        least = None
+        if bounds is not None:
+            least = fewest_keys(int(bounds[group]), options.block_size, visible)
         found.append(
             SetRecord(
                 layer=record.layer.index,
-                head=group if by_head else -1,
+                head=group if options.granularity == "head" else -1,
                 eps=float(record.eps[group]),
                 bound_eps=None if bound_eps is None else bound_eps[group],
                 kept=kept,
                 total=record.layer.n,
-                lower_bound=None
-                if bounds is None
-                else fewest_keys(int(bounds[group]), block_size, visible),
+                lower_bound=least,
                 worst_tail_mass=None if record.worst is None else float(record.worst[heads].max()),
                 rows=int(np.count_nonzero(kind == PROMISED)),
                 rows_over_budget=None if over is None or (over < 0).any() else int(over.sum()),
                 rows_left_out=int(np.count_nonzero(kind == LEFT_OUT)),
-                worst_left_out=None
-                if left_out is None or not left_out.size
-                else float(left_out.max()),
+                worst_left_out=None if out is None or not out.size else float(out.max()),
                 held_out=_held_out(record, group) if held_out is None else held_out[group],
             )
         )
@@ -216,30 +214,32 @@ def _held_out(record: LayerRecord, group: int) -> HeldOut:
 class Sums:
     """Kept sets added up. What one of them does not tell, the sum does not tell: it is None.
 
-    `high` is the upper end of the interval of Clopper and Pearson of the set where it is largest,
-    and `worst_output` the output of the set that loses most.
+    `held_out_high` is the upper end of the interval of Clopper and Pearson of the set where it is
+    largest, and `worst_output` the output of the set that loses most. The fields are those of
+    `certk report --json`.
     """
 
     sets: int = 0
     kept: int = 0
     total: int = 0
-    least_share: float = 1.0
-    most_share: float = 0.0
+    kept_share: float | None = None
+    least_kept_share: float | None = None
+    most_kept_share: float | None = None
     lower_bound: int | None = 0
     gap: int | None = 0
-    worst_tail_mass: float | None = 0.0
+    worst_tail_mass: float | None = None
     worst_output: str | None = None
-    worst_over_eps: float | None = 0.0
-    eps_low: float = 1.0
-    eps_high: float = 0.0
+    worst_over_eps: float | None = None
+    eps_low: float | None = None
+    eps_high: float | None = None
     rows: int = 0
     rows_over_budget: int | None = 0
     rows_left_out: int = 0
     worst_left_out: float | None = None
     held_out_queries: int = 0
-    violations_low: int | None = 0
-    violations_high: int | None = 0
-    high: float | None = None
+    held_out_violations_low: int | None = None
+    held_out_violations_high: int | None = None
+    held_out_high: float | None = None
 
     @staticmethod
     def of(sets: Iterable[SetRecord]) -> Sums:
@@ -252,70 +252,49 @@ class Sums:
     def add(self, one: SetRecord, output: str = "") -> None:
         """Count one more set, of that output."""
         share = one.kept / one.total
+        self._take_worst(one.worst_tail_mass, one.eps, output)
         self.sets += 1
         self.kept += one.kept
         self.total += one.total
-        self.least_share = min(self.least_share, share)
-        self.most_share = max(self.most_share, share)
+        self.kept_share = self.kept / self.total
+        self.least_kept_share = _known(min, self.least_kept_share, share)
+        self.most_kept_share = _known(max, self.most_kept_share, share)
         self.lower_bound = _plus(self.lower_bound, one.lower_bound)
         self.gap = _plus(self.gap, one.gap)
-        self._take_worst(one.worst_tail_mass, one.eps, output)
-        self.eps_low, self.eps_high = min(self.eps_low, one.eps), max(self.eps_high, one.eps)
+        self.eps_low = _known(min, self.eps_low, one.eps)
+        self.eps_high = _known(max, self.eps_high, one.eps)
         self.rows += one.rows
         self.rows_over_budget = _plus(self.rows_over_budget, one.rows_over_budget)
         self.rows_left_out += one.rows_left_out
-        self.worst_left_out = _larger(self.worst_left_out, one.worst_left_out)
-        held_out = one.held_out
-        if held_out.queries:
-            self.held_out_queries += held_out.queries
-            self.violations_low = _plus(self.violations_low, held_out.violations)
-            self.violations_high = _plus(self.violations_high, held_out.most)
-            if held_out.most is not None:
-                self.high = _larger(self.high, held_out.high)
+        self.worst_left_out = _known(max, self.worst_left_out, one.worst_left_out)
+        if one.held_out.queries:
+            self._take_held_out(one.held_out)
 
     def _take_worst(self, worst: float | None, eps: float, output: str) -> None:
-        if worst is None or self.worst_tail_mass is None:
-            self.worst_tail_mass = self.worst_output = self.worst_over_eps = None
-            return
-        over = None if eps == 0 else worst / eps
-        if over is None or self.worst_over_eps is None:
-            self.worst_over_eps = None
-        else:
-            self.worst_over_eps = max(self.worst_over_eps, over)
-        if self.worst_output is None or worst > self.worst_tail_mass:
+        over = None if worst is None or eps == 0 else worst / eps
+        before, before_over = self.worst_tail_mass, self.worst_over_eps
+        if worst is None or (self.sets and before is None):
+            self.worst_tail_mass = self.worst_output = None
+        elif before is None or worst > before:
             self.worst_tail_mass, self.worst_output = worst, output
+        known = over is not None and (before_over is not None or not self.sets)
+        self.worst_over_eps = _known(max, before_over, over) if known else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, as `certk report --json` has them."""
-        held_out = self.held_out_queries > 0
-        return {
-            "sets": self.sets,
-            "kept": self.kept,
-            "total": self.total,
-            "kept_share": self.kept / self.total if self.total else None,
-            "least_kept_share": self.least_share if self.sets else None,
-            "most_kept_share": self.most_share if self.sets else None,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "worst_tail_mass": self.worst_tail_mass if self.sets else None,
-            "worst_output": self.worst_output,
-            "worst_over_eps": self.worst_over_eps if self.sets else None,
-            "eps_low": self.eps_low if self.sets else None,
-            "eps_high": self.eps_high if self.sets else None,
-            "rows": self.rows,
-            "rows_over_budget": self.rows_over_budget,
-            "rows_left_out": self.rows_left_out,
-            "worst_left_out": self.worst_left_out,
-            "held_out_queries": self.held_out_queries,
-            "held_out_violations_low": self.violations_low if held_out else None,
-            "held_out_violations_high": self.violations_high if held_out else None,
-            "held_out_high": self.high if held_out and self.violations_high is not None else None,
-        }
+    def _take_held_out(self, found: HeldOut) -> None:
+        first = not self.held_out_queries
+        low, high = self.held_out_violations_low, self.held_out_violations_high
+        self.held_out_queries += found.queries
+        self.held_out_violations_low = _plus(0 if first else low, found.violations)
+        self.held_out_violations_high = _plus(0 if first else high, found.most)
+        unknown = self.held_out_violations_high is None
+        self.held_out_high = None if unknown else _known(max, self.held_out_high, found.high)
 
 
 def _plus(sum_: int | None, more: int | None) -> int | None:
     return None if sum_ is None or more is None else sum_ + more
 
 
-def _larger(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else max(one, other)
+def _known(
+    choose: Callable[[float, float], float], one: float | None, other: float | None
+) -> float | None:
+    return other if one is None else one if other is None else choose(one, other)

@@ -8,7 +8,8 @@ report of the output. So one driver can have many inputs under way, on any engin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,19 +17,18 @@ import numpy as np
 
 from .._files.certificate import TensorFacts
 from .._files.layers import Layer
-from .._files.masses import Budgets, mass_dtype
+from .._files.output import guard_bytes, proof_bytes
 from .._files.safetensors import ITEMSIZE
 from .._files.transposed import ROW_MAJOR
 from ..errors import CertkError
-from ..hot_keys import Edge, hottest
+from ..hot_keys import hottest
 from .choose import Ask
+from .engine import Unit, UnitResult, hash_now, run_unit
 from .held_out import HeldOut
+from .plan import FileTask
 from .results import FileReport, LayerReport
 from .sets import Demands, LayerRecord, Probe, joined, set_records
-from .solve import Limits
-from .task import FileTask
-from .units import Unit, UnitResult, hash_now, run_unit
-from .write import Order, Written, assemble
+from .write import Written, assemble
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 Steps = Generator[list[Call], list[Any], FileReport]
@@ -65,36 +65,25 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
                     f"{task.source.location} was changed while it was being used: run the command "
                     "again"
                 )
-    seconds = found.seconds
-    tried = None
+    seconds, tried = found.seconds, None
     if task.request.holdout:
         # After the sets, since those see to it that all numbers are finite.
         content = _content(found.facts)
         trial = yield from _choose(task, task.request.holdout, by_head, threads, content)
         seconds += trial.seconds
         tried = trial.chosen
-    chosen, bound_eps = found.chosen, found.bound_eps
-    of_groups: Budgets = {each.layer.index: tuple(map(float, each.eps)) for each in chosen}
-    of_bounds = None
-    if bound_eps is not None:
-        of_bounds = {layer: (bound_eps,) * len(groups) for layer, groups in of_groups.items()}
-    order = Order(
-        input=task.input,
-        target=task.target,
-        replace=replace_target,
-        options=task.options,
-        eps=of_groups,
-        bound_eps=of_bounds,
-        masses=found.masses,
-        facts={name: found.facts[name] for name in task.tensors},
-    )
-    [written] = yield [(assemble, (order, chosen))]
-    return _report(task, chosen, tried, written, seconds, bound_eps)
+    eps = {each.layer.index: tuple(map(float, each.eps)) for each in found.chosen}
+    bound_eps = None
+    if found.bound_eps is not None:
+        bound_eps = {layer: (found.bound_eps,) * len(groups) for layer, groups in eps.items()}
+    said = task.certificate(eps, bound_eps, found.facts)
+    [written] = yield [(assemble, (task.input, task.target, replace_target, said, found.chosen))]
+    return _report(task, found, tried, written, seconds)
 
 
 @dataclass(frozen=True)
 class _Sets:
-    """The sets of one input; `masses` is the dtype of the masses.
+    """The sets of one input.
 
     `facts` are those of all tensors where the sets are for all queries. `kept` tells whether some
     of it was left by an earlier run.
@@ -102,7 +91,6 @@ class _Sets:
 
     chosen: tuple[LayerRecord, ...]
     bound_eps: float | None
-    masses: str
     facts: dict[str, TensorFacts]
     seconds: float
     kept: bool
@@ -122,22 +110,19 @@ def _choose(
     Tensors are hashed, and seen to be finite, where the sets are for all queries. With `content`,
     what an earlier run has kept is taken only where it is of these bytes.
     """
+    done: list[UnitResult] = []
 
-    def calls(some: Iterable[Unit]) -> list[Call]:
-        return [(run_unit, (replace(unit, content=content), threads)) for unit in some]
+    def results_of(some: list[Unit]) -> Generator[list[Call], list[Any], list[UnitResult]]:
+        calls: list[Call] = [(run_unit, (replace(each, content=content), threads)) for each in some]
+        found = (yield calls) if calls else []
+        done.extend(found)
+        return found
 
-    kept = False
-    request, options = task.request, task.options
-    eps: dict[int, float] = {}
-    bound_eps: float | None = None
-    seconds = 0.0
-    hot: tuple[tuple[tuple[int, int], Edge], ...] = ()
+    options = task.options
+    ask = Ask(options, _eps(task, task.layers), holdout=holdout)
     if options.hot:
         assert options.size is not None
-        ask = replace(_ask(task, _eps(task), None, (), holdout), demands=True)
-        results = yield calls(units(task, ask, by_head))
-        seconds += sum(result.seconds for result in results)
-        kept = any(result.kept for result in results)
+        results = yield from results_of(units(task, replace(ask, demands=True), by_head))
         demands = {
             (each.layer.index, each.first_head + head): shares
             for result in results
@@ -146,28 +131,19 @@ def _choose(
             for head, shares in enumerate(each.shares)
         }
         edges = hottest(list(demands.values()), options.size)
-        hot = tuple(zip(demands, edges, strict=True))
-        eps = _eps(task)
+        ask = replace(ask, hot=tuple(zip(demands, edges, strict=True)))
     elif options.size is not None:
         search = SizeSearch(options.size)
         while (probes := search.probes()) is not None:
-            ask = _ask(task, {}, None, probes, holdout)
-            results = yield calls(units(task, ask, by_head))
-            kept = kept or any(result.kept for result in results)
-            seconds += sum(result.seconds for result in results)
+            results = yield from results_of(units(task, replace(ask, probes=probes), by_head))
             found = [each for result in results for each in result.answers]
             search.tell(probes, [each for each in found if isinstance(each, Probe)], task.shared)
-        eps = dict.fromkeys([layer.index for layer in task.layers], search.eps)
-        bound_eps = search.bound_eps
-    elif request.eps is not None:
-        eps = _eps(task)
-    ask = replace(_ask(task, eps, bound_eps, (), holdout), hot=hot)
-    hashed: list[UnitResult] = []
-    if not holdout and (apart := hash_units(task, by_head)):
+        every = tuple((layer.index, search.eps) for layer in task.layers)
+        ask = replace(ask, eps=every, bound_eps=search.bound_eps)
+    if not holdout:
         # First, since they see to it that all numbers are finite.
-        hashed = yield calls(apart)
-    results = yield calls(units(task, ask, by_head))
-    chosen = _layers(results)
+        yield from results_of(hash_units(task, by_head))
+    chosen = _layers((yield from results_of(units(task, ask, by_head))))
     # By token each layer lists the same positions.
     most = None if options.size is None else options.size * (len(chosen) if task.shared else 1)
     if most is not None and sum(int(each.sizes.sum()) for each in chosen) > most:
@@ -175,24 +151,22 @@ def _choose(
             f"{task.source.location}: {options.size} keys are too few for what must be kept (each "
             "set has a key, and those of keep_first and keep_last): give more"
         )
-    results = [*hashed, *results]
-    seconds += sum(result.seconds for result in results)
-    facts = {name: fact for result in results for name, fact in result.facts.items()}
-    kept = kept or any(result.kept for result in results)
-    return _Sets(chosen, bound_eps, ask.dtype, facts, seconds, kept)
+    facts = {name: fact for result in done for name, fact in result.facts.items()}
+    seconds, kept = sum(each.seconds for each in done), any(each.kept for each in done)
+    return _Sets(chosen, ask.bound_eps, facts, seconds, kept)
 
 
-def _eps(task: FileTask) -> dict[int, float]:
-    """Return the budgets of the request, by layer."""
-    assert task.request.eps is not None
-    return {layer.index: task.request.eps.of(layer.index) for layer in task.layers}
+def _eps(task: FileTask, layers: Sequence[Layer]) -> tuple[tuple[int, float], ...]:
+    """Return the budgets of the request for some layers; none where it has another target."""
+    eps = task.request.eps
+    return () if eps is None else tuple((each.index, eps.of(each.index)) for each in layers)
 
 
 def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
     """Return the units that choose sets: by layer, by kv head, or by token one for the file."""
     common = replace(_unit(task), ask=ask)
     label = f"pruning {task.source.name}"
-    if task.options.granularity == "token":
+    if task.shared:
         every = tuple(layer.index for layer in task.layers)
         hashes = _own_tensors(task) if _hashing(ask) else ()
         return [replace(common, layers=every, hashes=hashes, label=label)]
@@ -236,22 +210,6 @@ def _hashing(ask: Ask) -> bool:
     return not (ask.probes or ask.demands or ask.holdout)
 
 
-def units_to_try(task: FileTask, layers: Sequence[Layer]) -> list[Unit]:
-    """Return units for an estimate: the first kv head of some layers, or all of a layer."""
-    eps = {}
-    if task.request.eps is not None:
-        eps = {layer.index: task.request.eps.of(layer.index) for layer in layers}
-    elif task.options.out_tol is None:
-        eps = {layer.index: _TRIED for layer in layers}
-    ask = _ask(task, eps, None, ())
-    if ask.granularity == "token":
-        ask = replace(ask, granularity="layer")
-    common = replace(_unit(task), ask=ask)
-    heads = (0, 1) if ask.granularity == "head" else None
-    label = f"trying {task.source.name}"
-    return [replace(common, layers=(each.index,), heads=heads, label=label) for each in layers]
-
-
 def hash_units(task: FileTask, by_head: bool) -> list[Unit]:
     """Return the units that hash what those of `units` do not."""
     left = list(task.others)
@@ -264,31 +222,6 @@ def hash_units(task: FileTask, by_head: bool) -> list[Unit]:
 
 def _own_tensors(task: FileTask) -> tuple[str, ...]:
     return tuple(name for layer in task.layers for name in layer.names.values())
-
-
-def _ask(
-    task: FileTask,
-    eps: dict[int, float],
-    bound_eps: float | None,
-    probes: tuple[float, ...],
-    holdout: float = 0.0,
-) -> Ask:
-    options = task.options
-    budgets = [*eps.values(), *probes, *([] if bound_eps is None else [bound_eps])]
-    return Ask(
-        granularity=options.granularity,
-        limits=Limits(options.max_keep, options.keep_first, options.keep_last, options.block_size),
-        eps=tuple(eps.items()),
-        out_tol=options.out_tol,
-        bound_eps=bound_eps,
-        coverage=options.coverage,
-        holdout=holdout,
-        # Sets that are tried are not written, and nothing is proven of them.
-        masses=options.proof == "full" and not holdout,
-        bounds=options.proof != "none" and not holdout,
-        probes=probes,
-        dtype=mass_dtype({0: tuple(budgets)}),
-    )
 
 
 def _layers(results: list[UnitResult]) -> tuple[LayerRecord, ...]:
@@ -305,43 +238,38 @@ def _layers(results: list[UnitResult]) -> tuple[LayerRecord, ...]:
 
 def _report(
     task: FileTask,
-    chosen: tuple[LayerRecord, ...],
+    found: _Sets,
     tried: tuple[LayerRecord, ...] | None,
     written: Written,
     seconds: float,
-    bound_eps: float | None,
 ) -> FileReport:
     options = task.options
     layers = []
-    for number, each in enumerate(chosen):
+    for number, each in enumerate(found.chosen):
         held_out = [HeldOut(0, 0)] * len(each.sizes)
         if tried is not None:
             trial = tried[number]
             assert trial.violations is not None
             counts = trial.violations[:, 0].tolist()
             held_out = [HeldOut(len(trial.held_out), count) for count in counts]
-        visible, by_head = each.layer.visible(task.causal_offset), options.granularity == "head"
-        sets = set_records(each, by_head, options.block_size, visible, None, held_out)
-        if bound_eps is not None:  # lower bounds of other budgets prove nothing of these
+        sets = set_records(each, options, task.causal_offset, None, held_out)
+        if found.bound_eps is not None:  # lower bounds of other budgets prove nothing of these
             sets = [replace(one, lower_bound=0) for one in sets]
         layers.append(LayerReport(each.layer.index, tuple(sets)))
     report = FileReport(
         name=task.source.name,
         source=str(task.source.location),
         target=str(task.target),
-        header_sha256=written.header_sha256,
         layers=tuple(layers),
         proof=options.proof,
         granularity=options.granularity,
         block_size=options.block_size,
         input_bytes=task.input_bytes,
         cache_bytes=task.cache_bytes,
-        output_bytes=written.output_bytes,
-        proof_bytes=written.proof_bytes,
         guard=options.guard,
-        guard_bytes=written.guard_bytes,
         seconds=seconds,
-        worst_at_least=bound_eps,
+        worst_at_least=found.bound_eps,
+        **vars(written),
     )
     warnings = list(task.warnings)
     if (warning := report.size_warning()) is not None:
@@ -393,3 +321,99 @@ class SizeSearch:
                 self.eps = min(self.eps, eps)
             if need > self._size:
                 self.bound_eps = max(self.bound_eps, eps)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cost and savings of pruning one input, as far as some heads of it tell.
+
+    `scores` are the products of a query with a key that have to be judged; `seconds` what one
+    worker needs; `memory` what one unit of work needs at a time, in bytes.
+    """
+
+    name: str
+    source: str
+    input_bytes: int
+    cache_bytes: int
+    output_bytes: int
+    kept_share: float
+    scores: int
+    seconds: float
+    memory: int
+    warnings: tuple[str, ...]
+
+
+def estimate(task: FileTask, threads: int | None) -> Estimate:
+    """Try one kv head (or, by layer, one layer) of some layers.
+
+    With a size for a target the share that is kept is known, and only the time is measured. By
+    token the sets of the layers tried, one each, stand for the one of all layers.
+
+    Raises `CertkError` or `OSError` for what is wrong with the data that is read.
+    """
+    tried = _units_to_try(task)
+    kept = total = scores = 0
+    begun = time.monotonic()
+    for unit in tried:
+        for found in run_unit(unit, threads).answers:
+            if isinstance(found, LayerRecord):
+                layer = found.layer
+                kept += int(found.sizes.sum())
+                total += layer.n * len(found.sizes)
+                scores += layer.n * layer.m * _heads(unit, layer)
+    # A trial takes as long again.
+    spent = (time.monotonic() - begun) * (2 if task.request.holdout else 1)
+    every = sum(layer.n * layer.m * layer.heads for layer in task.layers)
+    share = kept / total if total else 1.0
+    if task.options.size is not None:
+        share = min(1.0, task.options.size / max(1, task.total))
+    proof = proof_bytes(task.layers, task.options, "F32")[task.options.proof]
+    guard = 0 if task.options.guard == "none" else guard_bytes(task.layers, share)
+    indices = 4 * share * sum(layer.n * layer.kv_heads for layer in task.layers)
+    return Estimate(
+        task.source.name,
+        str(task.source.location),
+        task.input_bytes,
+        task.cache_bytes,
+        int(share * task.cache_bytes + indices + proof + guard + 600 * len(task.tensors)),
+        share,
+        every,
+        spent * every / scores if scores else spent,
+        max(_memory(task, layer) for layer in task.layers),
+        task.warnings,
+    )
+
+
+def _units_to_try(task: FileTask) -> list[Unit]:
+    """Return units for the first, the last and a middle layer: a kv head, or all of it."""
+    last = len(task.layers) - 1
+    layers = [task.layers[i] for i in sorted({0, last // 2, last})]
+    options, eps = task.options, _eps(task, layers)
+    if not eps and options.out_tol is None:
+        eps = tuple((layer.index, _TRIED) for layer in layers)
+    if task.shared:
+        options = replace(options, granularity="layer")
+    heads = (0, 1) if options.granularity == "head" else None
+    common = replace(_unit(task), ask=Ask(options, eps), heads=heads)
+    return [
+        replace(common, layers=(each.index,), label=f"trying {task.source.name}") for each in layers
+    ]
+
+
+def _heads(unit: Unit, layer: Layer) -> int:
+    if unit.heads is None:
+        return layer.heads
+    return (unit.heads[1] - unit.heads[0]) * (layer.heads // layer.kv_heads)
+
+
+def _memory(task: FileTask, layer: Layer) -> int:
+    """Return the bytes of a unit: keys and queries, rows that are solved for, results of rows.
+
+    A bound of what was measured, rounded up: see docs/prune.md.
+    """
+    together = 1 if task.options.granularity == "head" else layer.kv_heads
+    heads = together * (layer.heads // layer.kv_heads)
+    keys = together * layer.n * layer.d * ITEMSIZE[layer.dtypes["key"]]
+    queries = heads * layer.m * layer.d * ITEMSIZE[layer.dtypes["query"]]
+    rows = heads * layer.m
+    return keys * 2 + queries * 2 + 64 * rows + 16 * min(rows, 2048) * layer.n

@@ -11,41 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
 from .._files.cache import Cache
 from .._files.certificate import Certificate, Options, TensorFacts, read_certificate
 from .._files.guards import code_bytes, guard_tensors
 from .._files.location import Location
-from .._files.masses import Budgets
 from .._files.output import Counts, OutputFile, index_type, output_header, output_tensors
 from .._files.safetensors import STORAGE, Form, Header
 from .._files.sharded import open_tensors
 from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..guard import guard_head, others
+from .choose import as_native
 from .inputs import Input
 from .sets import LayerRecord
-from .solve import as_native
 
 # Raised where a file is no output, or cannot be read.
 _UNREADABLE = (CertkError, KeyError, ValueError, OSError)
-
-
-@dataclass(frozen=True)
-class Order:
-    """An output to be written. Plain values: an engine may do it anywhere.
-
-    `facts` are those of every tensor of the input.
-    """
-
-    input: Input
-    target: Location
-    replace: bool
-    options: Options
-    eps: Budgets
-    bound_eps: Budgets | None
-    masses: str
-    facts: Mapping[str, TensorFacts]
 
 
 @dataclass(frozen=True)
@@ -58,61 +39,67 @@ class Written:
     guard_bytes: int
 
 
-def assemble(order: Order, chosen: tuple[LayerRecord, ...]) -> Written:
+def assemble(
+    given: Input,
+    target: Location,
+    replaces: bool,
+    said: Certificate,
+    chosen: tuple[LayerRecord, ...],
+) -> Written:
     """Write one output; on any failure nothing is left of it.
 
     Memory holds about one kv head of one layer. An output that is there and is, byte for byte, what
     would be written is left as it is: a worker may have been lost after it had written it.
 
+    Args:
+        given: The input.
+        target: The place of the output.
+        replaces: Whether a file that is there is replaced.
+        said: The certificate, but for the hashes of the output.
+        chosen: The sets of every layer.
+
     Raises:
         CertkError: The input has changed since the sets were chosen, or the output is there.
         OSError: The system refuses to read or to write.
     """
-    with order.input.read() as cache:
+    options = said.options
+    with given.read() as cache:
         tensors: dict[str, Form] = {}
         proofs: dict[str, NDArray[Any]] = {}
         for each in chosen:
-            counts = _counts(each, order.options)
-            tensors |= output_tensors(each.layer, order.options, counts, order.masses)
-            proofs |= _tensors(each, order.options)
-        certificate = Certificate(
-            library=__version__,
-            eps=order.eps,
-            bound_eps=order.bound_eps,
-            options=order.options,
-            names=cache.names.pattern,
-            causal_offset=cache.causal_offset,
-            scales=cache.scales,
-            input_headers=tuple(cache.file.header_sha256s()),
-            inputs=order.facts,
-            outputs={},
-        )
-        if not order.replace:
-            there = header_of_output(order.target, certificate)
-            if there is not None:
-                return _written(there, proofs)
+            counts = _counts(each, options)
+            tensors |= output_tensors(each.layer, options, counts, said.mass_dtype)
+            proofs |= _tensors(each, options)
+        if not replaces and (there := header_of_output(target, said)) is not None:
+            return _written(there)
         # By --recursive, outputs are in directories as their inputs are.
-        order.target.beside("").make_directory()
-        with OutputFile(order.target, tensors, certificate, replace=order.replace) as output:
+        target.beside("").make_directory()
+        with OutputFile(target, tensors, said, replace=replaces) as output:
             for name, array in proofs.items():
                 output.write(name, array)
             for each in chosen:
-                _copy(cache, each, order.options, output)
-                if order.options.guard != "none":
+                _copy(cache, each, options, output)
+                if options.guard != "none":
                     _guard(cache, each, output)
-            cache.file.check_unchanged(order.input.identity)
+            cache.file.check_unchanged(given.identity)
             output.commit()
-            header = output.header()
-        return _written(header, proofs)
+            return _written(output.header())
 
 
-def _written(header: Header, proofs: Mapping[str, NDArray[Any]]) -> Written:
-    entries = header.entries
-    size = len(header.raw) + max((entry.stop for entry in entries.values()), default=0)
-    proof = sum(array.nbytes for array in proofs.values())
-    rest = [entry for name, entry in entries.items() if name.rpartition(".")[2].startswith("guard")]
-    guard = sum(entry.stop - entry.start for entry in rest)
-    return Written(hashlib.sha256(header.raw).hexdigest(), size, proof, guard)
+def _written(header: Header) -> Written:
+    return Written(hashlib.sha256(header.raw).hexdigest(), **byte_counts(header))
+
+
+def byte_counts(header: Header) -> dict[str, int]:
+    """Return the bytes of an output, of its proof (with indices), and of its guard."""
+    size = len(header.raw) + max((entry.stop for entry in header.entries.values()), default=0)
+    counts = {"output_bytes": size, "proof_bytes": 0, "guard_bytes": 0}
+    for name, entry in header.entries.items():
+        role = name.rpartition(".")[2]
+        if role not in ("key", "value"):
+            of = "guard_bytes" if role.startswith("guard_") else "proof_bytes"
+            counts[of] += entry.stop - entry.start
+    return counts
 
 
 def _counts(chosen: LayerRecord, options: Options) -> Counts:
