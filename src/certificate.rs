@@ -11,7 +11,7 @@ use crate::numerics::sorting;
 use crate::rows::{Keep, Scores, WeightKind};
 use crate::runtime::ambient::{self, asked, pieces};
 use crate::runtime::memory::room;
-use crate::runtime::recycled::{self, Recycled, held};
+use crate::runtime::recycled::{self, recycled};
 use crate::runtime::reused::{Reused, filled_again};
 
 /// Status of a row's answer.
@@ -76,21 +76,7 @@ impl Verdict {
         Verdict { kept: 0, upper: 0.0, lower: 0.0, holds: true, minimal: true };
 }
 
-impl Recycled for Certificate {
-    fn clear(&mut self) {
-        let Certificate { k, tail_mass_upper, tail_mass_lower, holds, minimal } = self;
-        k.clear();
-        tail_mass_upper.clear();
-        tail_mass_lower.clear();
-        holds.iter_mut().chain(minimal).for_each(Vec::clear);
-    }
-
-    fn bytes(&self) -> usize {
-        let Certificate { k, tail_mass_upper, tail_mass_lower, holds, minimal } = self;
-        let flags = holds.iter().chain(minimal).map(held).sum::<usize>();
-        held(k) + held(tail_mass_upper) + held(tail_mass_lower) + flags
-    }
-}
+recycled!(Certificate { k, tail_mass_upper, tail_mass_lower, holds, minimal });
 
 impl Certificate {
     /// Returns the buffers to this thread, or to this [`Context`](crate::Context), for later calls of the same kind.

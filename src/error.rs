@@ -15,9 +15,7 @@ use place::Plain;
 #[non_exhaustive]
 pub enum Error {
     /// A score is NaN at a position that is not masked.
-    #[error(
-        "scores{place} is NaN; mask the entry (-inf, or 0 in Mask::Allowed) or repair the input"
-    )]
+    #[error("scores{place} is NaN; mask the entry, set it to -inf, or repair the input")]
     #[non_exhaustive]
     ScoreNan {
         /// Place of the entry.
@@ -34,8 +32,8 @@ pub enum Error {
     },
     /// A probability is negative, NaN or infinite.
     #[error(
-        "scores{place} is {value}, which is not a probability; Kind::Probs needs finite weights >= 0 \
-         (use Kind::Logits for scores)",
+        "scores{place} is {value}, which is not a probability; kind \"probs\" needs finite weights >= 0 \
+         (use \"logits\" for scores)",
         value = Plain(*.value)
     )]
     #[non_exhaustive]
@@ -56,7 +54,7 @@ pub enum Error {
     },
     /// A value vector holds NaN or an infinity at a key that is not masked.
     #[error(
-        "values{place} is {value} at a key that is not masked; mask the key (-inf score, or 0 in Mask::Allowed) or repair \
+        "values{place} is {value} at a key that is not masked; mask the key, set its score to -inf, or repair \
          the input",
         value = Plain(*.value)
     )]
@@ -142,7 +140,7 @@ pub enum Error {
     },
     /// A scale other than 1 with probabilities.
     #[error(
-        "scale is {value}, but Kind::Probs takes no scale; leave it at 1, or pass logits",
+        "scale is {value}, but kind \"probs\" takes no scale; leave it at 1, or pass logits",
         value = Plain(*.value)
     )]
     #[non_exhaustive]
@@ -152,7 +150,7 @@ pub enum Error {
     },
     /// An additive mask with probabilities.
     #[error(
-        "mask is additive, but Kind::Probs takes only a boolean mask; pass mask != 0 or logits"
+        "mask is additive, but kind \"probs\" takes only a boolean mask; pass mask != 0 or logits"
     )]
     MaskWithProbs,
     /// A score radius is NaN or outside [0, 300].
@@ -168,7 +166,7 @@ pub enum Error {
         value: f64,
     },
     /// A score radius with probabilities.
-    #[error("radius is given, but Kind::Probs takes none; pass logits")]
+    #[error("radius is given, but kind \"probs\" takes none; pass logits")]
     RadiusWithProbs,
     /// An array has the wrong number of entries for the scores.
     #[error("{argument} has {got} entries but {expected} are needed ({remedy})")]
@@ -409,7 +407,7 @@ pub enum Error {
     },
     /// A SIMD level that is not known, or that this CPU cannot run.
     #[error(
-        "SIMD level {level:?} {problem} (CERTK_LEVEL, force_simd_level); known: portable, avx2, avx512, neon"
+        "SIMD level {level:?} {problem} (from CERTK_LEVEL or the caller); known: portable, avx2, avx512, neon"
     )]
     #[non_exhaustive]
     Level {

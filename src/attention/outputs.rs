@@ -6,7 +6,8 @@ use half::{bf16, f16};
 
 use super::options::Precision;
 use crate::rows::{Data, Number};
-use crate::runtime::recycled::held;
+use crate::runtime::held::Held;
+use crate::runtime::recycled::Recycled;
 
 /// Outputs of attention, one vector after another, stored in the chosen [`Precision`].
 ///
@@ -152,15 +153,17 @@ impl Outputs {
             Outputs::Bf16(all) => to.extend(all[places].iter().map(|&entry| f64::from(entry))),
         }
     }
+}
 
-    /// Empties this, and keeps its memory.
-    pub(super) fn clear(&mut self) {
-        for_outputs!(self, all => all.clear());
+impl Held for Outputs {
+    fn held(&self) -> usize {
+        for_outputs!(self, all => all.held())
     }
+}
 
-    /// Returns the bytes that this holds.
-    pub(super) fn bytes(&self) -> usize {
-        for_outputs!(self, all => held(all))
+impl Recycled for Outputs {
+    fn clear(&mut self) {
+        for_outputs!(self, all => all.clear());
     }
 }
 

@@ -6,11 +6,10 @@ use crate::index::{
     Coded, Codes, Moments, Prepared, Query, QueryScratch, RowVisibility, Rung, ThresholdSearch,
 };
 use crate::kernels::{Keys, LANES, Simd};
+use crate::runtime::held::held;
 use crate::runtime::memory;
-use crate::runtime::recycled::held;
 use crate::runtime::reused::Reused;
 use crate::runtime::scratch::Lent;
-use crate::runtime::workspace::Scratch;
 
 /// A row in progress.
 pub(super) struct PendingRow {
@@ -41,11 +40,7 @@ pub(super) struct RowScratch {
     pub(super) weights: Vec<f64>,
 }
 
-impl Scratch for RowScratch {
-    fn bytes(&self) -> usize {
-        self.query.bytes() + held(&self.weights)
-    }
-}
+held!(RowScratch { query, weights });
 
 /// Makes room for a number per key, in whole groups.
 pub(super) fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {

@@ -4,7 +4,7 @@ use super::options::Precision;
 use super::outputs::Outputs;
 use crate::index::Rung;
 use crate::numerics::log_mass::LogMass;
-use crate::runtime::recycled::{self, Recycled, held};
+use crate::runtime::recycled::{self, recycled};
 
 /// Output of attention, a row for each query, with its certificates.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -68,53 +68,6 @@ impl Attention {
     }
 }
 
-impl Recycled for Attention {
-    fn clear(&mut self) {
-        let Attention {
-            out,
-            tail_mass_upper,
-            k,
-            scored,
-            rung,
-            weight_error,
-            sum_error,
-            rounding,
-            log_mass,
-            within,
-        } = self;
-        out.clear();
-        tail_mass_upper.clear();
-        k.clear();
-        scored.clear();
-        rung.clear();
-        weight_error.clear();
-        sum_error.clear();
-        rounding.clear();
-        log_mass.clear();
-        *within = None;
-    }
-
-    fn bytes(&self) -> usize {
-        let Attention {
-            out,
-            tail_mass_upper,
-            k,
-            scored,
-            rung,
-            weight_error,
-            sum_error,
-            rounding,
-            log_mass,
-            within: _,
-        } = self;
-        out.bytes()
-            + held(tail_mass_upper)
-            + held(k)
-            + held(scored)
-            + held(rung)
-            + held(weight_error)
-            + held(sum_error)
-            + held(rounding)
-            + held(log_mass)
-    }
-}
+recycled!(Attention {
+    out, tail_mass_upper, k, scored, rung, weight_error, sum_error, rounding, log_mass; within
+});

@@ -14,11 +14,10 @@ use crate::index::{
     Rung, TRIES, begin_list, for_coded_dtype, matrix,
 };
 use crate::kernels::{Above, Exp, Keys, LANES, Picked};
+use crate::runtime::held::held;
 use crate::runtime::memory::room;
-use crate::runtime::recycled::held;
 use crate::runtime::reused::{Reused, filled_again};
 use crate::runtime::scratch::with_scratch;
-use crate::runtime::workspace::Scratch;
 use half::{bf16, f16};
 
 /// Least number of rows that are worth a scan of all codes.
@@ -107,16 +106,8 @@ struct RowsScratch {
     lists: [Lists; GROUP],
 }
 
-impl Scratch for RowsScratch {
-    fn bytes(&self) -> usize {
-        let RowsScratch { above, lists } = self;
-        let of_lists = |lists: &Lists| {
-            let Lists { kept, scores, weights } = lists;
-            held(kept) + held(scores) + held(weights)
-        };
-        above.iter().map(Above::bytes).chain(lists.iter().map(of_lists)).sum()
-    }
-}
+held!(RowsScratch { above, lists });
+held!(Lists { kept, scores, weights });
 
 /// End of a row's list, given its largest score by codes.
 struct Chosen {

@@ -10,11 +10,10 @@ use super::prepared::Numbers;
 use super::query::RowVisibility;
 use crate::error::Error;
 use crate::kernels::{Above, EDGES, Exp, LANES, LINE, Passing, SPLIT_KEYS, STEP, Simd};
+use crate::runtime::held::Held;
 use crate::runtime::memory::room;
-use crate::runtime::recycled::held;
 use crate::runtime::scratch::with_scratch;
 use crate::runtime::threads;
-use crate::runtime::workspace::Scratch;
 use half::bf16;
 
 /// Rows of fewer keys are searched alone.
@@ -69,9 +68,9 @@ impl Guess {
 #[derive(Default)]
 struct Parts(Vec<Above>);
 
-impl Scratch for Parts {
-    fn bytes(&self) -> usize {
-        held(&self.0) + self.0.iter().map(Above::bytes).sum::<usize>()
+impl Held for Parts {
+    fn held(&self) -> usize {
+        self.0.held() + self.0.iter().map(Above::held).sum::<usize>()
     }
 }
 

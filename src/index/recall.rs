@@ -25,7 +25,7 @@ use crate::numerics::log_mass::LogMass;
 use crate::numerics::scale::nearest_rsqrt;
 use crate::rows::{PerRow, Vectors};
 use crate::runtime::memory::{self, check_memory, check_memory_in_each, room};
-use crate::runtime::recycled::{self, Recycled, held};
+use crate::runtime::recycled::{self, recycled};
 use crate::runtime::reused::Reused;
 use crate::runtime::scratch::Lent;
 use crate::runtime::threads;
@@ -216,29 +216,7 @@ impl Recall {
     }
 }
 
-impl Recycled for Recall {
-    fn clear(&mut self) {
-        let Recall { log_mass, lost_upper, indptr, indices, tail_mass_upper, tail_mass_lower } =
-            self;
-        log_mass.clear();
-        lost_upper.clear();
-        indptr.clear();
-        indices.clear();
-        tail_mass_upper.clear();
-        tail_mass_lower.clear();
-    }
-
-    fn bytes(&self) -> usize {
-        let Recall { log_mass, lost_upper, indptr, indices, tail_mass_upper, tail_mass_lower } =
-            self;
-        held(log_mass)
-            + held(lost_upper)
-            + held(indptr)
-            + held(indices)
-            + held(tail_mass_upper)
-            + held(tail_mass_lower)
-    }
-}
+recycled!(Recall { log_mass, lost_upper, indptr, indices, tail_mass_upper, tail_mass_lower });
 
 impl RecallJob<'_> {
     /// A few rows over one head's codes.

@@ -18,12 +18,12 @@ use crate::error::Error;
 use crate::kernels::{LANES, Simd};
 use crate::numerics::scale::nearest_rsqrt;
 use crate::rows::{PerRow, Vectors};
+use crate::runtime::held::held;
 use crate::runtime::memory::{self, check_memory, check_memory_in_each, room};
-use crate::runtime::recycled::{self, Recycled, held};
+use crate::runtime::recycled::{self, recycled};
 use crate::runtime::reused::Reused;
 use crate::runtime::scratch::Lent;
 use crate::runtime::threads;
-use crate::runtime::workspace::Scratch;
 use crate::select::{Decision, Selection};
 use half::{bf16, f16};
 
@@ -262,11 +262,7 @@ pub(super) struct UnitScratch {
     pub(super) wide: Vec<f64>,
 }
 
-impl Scratch for UnitScratch {
-    fn bytes(&self) -> usize {
-        self.rows.iter().map(Scratch::bytes).sum::<usize>() + held(&self.wide)
-    }
-}
+held!(UnitScratch { rows, wide });
 
 struct SearchJob<'a> {
     index: &'a KeyIndex<'a>,
@@ -419,16 +415,4 @@ impl SearchResult {
     }
 }
 
-impl Recycled for SearchResult {
-    fn clear(&mut self) {
-        let SearchResult { selection, scored, rung } = self;
-        selection.clear();
-        scored.clear();
-        rung.clear();
-    }
-
-    fn bytes(&self) -> usize {
-        let SearchResult { selection, scored, rung } = self;
-        selection.bytes() + held(scored) + held(rung)
-    }
-}
+recycled!(SearchResult { selection, scored, rung });

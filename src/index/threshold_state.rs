@@ -2,9 +2,8 @@
 
 use super::found::Found;
 use crate::kernels::Above;
-use crate::runtime::recycled::held;
+use crate::runtime::held::held;
 use crate::runtime::reused::Reused;
-use crate::runtime::workspace::Scratch;
 use crate::select::Workspace;
 
 /// Scratch for rows, one after another.
@@ -25,29 +24,9 @@ pub(crate) struct QueryScratch {
     pub(super) excess: Option<f64>,
 }
 
-impl Scratch for QueryScratch {
-    fn bytes(&self) -> usize {
-        let QueryScratch {
-            scores,
-            exact,
-            above,
-            weights,
-            listed,
-            uncoded,
-            uncoded_scores,
-            workspace,
-            excess: _,
-        } = self;
-        held(scores)
-            + held(exact)
-            + above.bytes()
-            + held(weights)
-            + held(listed)
-            + held(uncoded)
-            + held(uncoded_scores)
-            + workspace.bytes()
-    }
-}
+held!(QueryScratch {
+    scores, exact, above, weights, listed, uncoded, uncoded_scores, workspace; excess
+});
 
 impl QueryScratch {
     /// Forgets what the last row taught, so that answers do not depend on it.

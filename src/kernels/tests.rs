@@ -36,10 +36,7 @@ fn any_byte(i: usize, yes: bool) -> u8 {
 }
 
 /// Returns the results of all passes, as bits.
-fn digest<E: Element, W: WeightFn<E::Scalar>>(simd: Simd, scores: &[E], weight_fn: W) -> Vec<u64>
-where
-    E::Scalar: Element<Scalar = E::Scalar>,
-{
+fn digest<E: Element, W: WeightFn<E::Scalar>>(simd: Simd, scores: &[E], weight_fn: W) -> Vec<u64> {
     let bits = |value: f64| value.to_bits();
     let at = |share: usize| scores[scores.len() * share / 9].widen();
     let mut pivots: [E::Scalar; PIVOTS] = std::array::from_fn(at);
@@ -131,10 +128,7 @@ fn digest_short<E: Element, M: WeightFnOf<E::Scalar>>(
     spike: E,
     weight_fn: M,
     scale: f64,
-) -> Vec<u64>
-where
-    E::Scalar: Element<Scalar = E::Scalar>,
-{
+) -> Vec<u64> {
     let bits = |value: f64| value.to_bits();
     let mut spiked = row.to_vec();
     spiked[row.len() / 2] = spike;
@@ -169,10 +163,7 @@ where
 }
 
 /// The one comparison that every level goes through.
-fn same_bits<E: Element>(from: impl Fn(f64) -> E)
-where
-    E::Scalar: Element<Scalar = E::Scalar>,
-{
+fn same_bits<E: Element>(from: impl Fn(f64) -> E) {
     let levels = Simd::all();
     let portable = levels[levels.len() - 1].1;
     for n in LENGTHS {

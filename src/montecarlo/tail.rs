@@ -346,7 +346,7 @@ fn check<'a>(
         return Err(Error::Conflict {
             first: "eps",
             second: "this method",
-            remedy: "only method=\"betting\" may be looked at before all draws are made",
+            remedy: "only the method \"betting\" may be looked at before all draws are made",
         });
     }
     if !options.all_rows || scores.rows() < 2 {
@@ -360,7 +360,7 @@ fn check<'a>(
 fn check_bounds(scores: &Scores<'_>, bounds: &Scores<'_>) -> Result<(), Error> {
     let conflict = |second, remedy| Err(Error::Conflict { first: "upper_bounds", second, remedy });
     if scores.kind == Kind::Probs {
-        return conflict("Kind::Probs", "pass logits, whose bounds are in natural-log units");
+        return conflict("kind \"probs\"", "pass logits, whose bounds are in natural-log units");
     }
     if matches!(scores.mask, Some(StoredMask::Additive(_))) {
         return conflict("an additive mask", "add the biases to scores and bounds");

@@ -2,6 +2,7 @@
 
 pub(crate) mod ambient;
 pub(crate) mod context;
+pub(crate) mod held;
 pub(crate) mod interrupt;
 pub(crate) mod memory;
 pub(crate) mod recycled;

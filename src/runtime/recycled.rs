@@ -1,16 +1,40 @@
 //! Results whose memory the next call of the same kind reuses.
 
+use crate::runtime::held::Held;
 use crate::runtime::scratch::with_scratch;
-use crate::runtime::workspace::Scratch;
 
 /// Result that can be emptied without freeing its memory.
-pub(crate) trait Recycled: Default + Send + 'static {
+pub(crate) trait Recycled: Default + Send + Held + 'static {
     /// Empties the result.
     fn clear(&mut self);
-
-    /// Returns the bytes that it holds.
-    fn bytes(&self) -> usize;
 }
+
+impl<T: Send + 'static> Recycled for Vec<T> {
+    fn clear(&mut self) {
+        self.clear();
+    }
+}
+
+impl<T: Recycled> Recycled for Option<T> {
+    fn clear(&mut self) {
+        self.iter_mut().for_each(T::clear);
+    }
+}
+
+/// Makes a struct of buffers a [`Recycled`] result. All fields are named, those without memory last.
+macro_rules! recycled {
+    ($name:ident { $($field:ident),* $(; $($plain:ident),*)? }) => {
+        $crate::runtime::held::held!($name { $($field),* $(; $($plain),*)? });
+        impl $crate::runtime::recycled::Recycled for $name {
+            fn clear(&mut self) {
+                let $name { $($field,)* $($($plain),*)? } = self;
+                $($crate::runtime::recycled::Recycled::clear($field);)*
+                $($(*$plain = Default::default();)*)?
+            }
+        }
+    };
+}
+pub(crate) use recycled;
 
 /// Most results of a kind held in one place: more are not requested at a time.
 const MOST: usize = 4;
@@ -24,9 +48,9 @@ impl<T> Default for Waiting<T> {
     }
 }
 
-impl<T: Recycled> Scratch for Waiting<T> {
-    fn bytes(&self) -> usize {
-        self.0.capacity() * size_of::<T>() + self.0.iter().map(T::bytes).sum::<usize>()
+impl<T: Recycled> Held for Waiting<T> {
+    fn held(&self) -> usize {
+        self.0.held() + self.0.iter().map(T::held).sum::<usize>()
     }
 }
 
@@ -43,9 +67,4 @@ pub(crate) fn recycle<T: Recycled>(mut result: T) {
             waiting.0.push(result);
         }
     });
-}
-
-/// Returns the bytes that a vector holds.
-pub(crate) fn held<T>(list: &Vec<T>) -> usize {
-    list.capacity() * size_of::<T>()
 }

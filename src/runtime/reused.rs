@@ -4,10 +4,9 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use crate::error::Error;
+use crate::runtime::held::Held;
 use crate::runtime::memory::fill;
-use crate::runtime::recycled::held;
 use crate::runtime::scratch::at_once;
-use crate::runtime::workspace::Scratch;
 
 /// A vector that leaves its memory to the next one of its type, on this thread or under the same
 /// [`Context`](crate::Context). It must not be part of scratch itself, which may be dropped where no scratch is
@@ -52,7 +51,7 @@ impl<T> Waiting<T> {
             self.powers &= !(1 << power);
         }
         self.count -= 1;
-        self.bytes -= held(&list);
+        self.bytes -= list.held();
         Some(list)
     }
 
@@ -61,14 +60,14 @@ impl<T> Waiting<T> {
         if self.count < MOST {
             self.powers |= 1 << power;
             self.count += 1;
-            self.bytes += held(&list);
+            self.bytes += list.held();
             self.by_power[power as usize].push(list);
         }
     }
 }
 
-impl<T: Send + 'static> Scratch for Waiting<T> {
-    fn bytes(&self) -> usize {
+impl<T: Send + 'static> Held for Waiting<T> {
+    fn held(&self) -> usize {
         size_of::<Self>() + self.count * size_of::<Vec<T>>() + self.bytes
     }
 }

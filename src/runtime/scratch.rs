@@ -81,7 +81,7 @@ impl<T: Scratch> Drop for Lent<T> {
         let Some(scratch) = self.scratch.take().filter(|_| !std::thread::panicking()) else {
             return;
         };
-        let bytes = scratch.bytes();
+        let bytes = scratch.held();
         match ambient::workspace() {
             Some(workspace) => workspace.put_back(scratch, (bytes, self.extra), None),
             None if bytes <= SMALL => {
@@ -101,14 +101,15 @@ fn on_this_thread<R>(what: impl FnOnce(&mut Shelf) -> R) -> Option<R> {
 mod tests {
     use super::*;
     use crate::Context;
+    use crate::runtime::held::Held;
     use crate::runtime::workspace::Workspace;
 
     #[derive(Default)]
     struct Numbers(Vec<u8>);
 
-    impl Scratch for Numbers {
-        fn bytes(&self) -> usize {
-            self.0.capacity()
+    impl Held for Numbers {
+        fn held(&self) -> usize {
+            self.0.held()
         }
     }
 

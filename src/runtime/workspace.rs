@@ -4,11 +4,12 @@ use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::runtime::held::Held;
+
 /// Scratch of one kind, which grows with use.
-pub(crate) trait Scratch: Default + Send + 'static {
-    /// Returns the bytes that it holds.
-    fn bytes(&self) -> usize;
-}
+pub(crate) trait Scratch: Default + Send + Held + 'static {}
+
+impl<T: Default + Send + Held + 'static> Scratch for T {}
 
 /// Bytes that the process keeps at most by itself: enough for rows of some millions of keys.
 pub(crate) const MOST_IDLE: usize = 1 << 28;
@@ -65,7 +66,7 @@ impl Shelf {
         let idle = &mut self.0[at];
         let scratch: &mut T = idle.scratch.downcast_mut()?;
         let found = work(scratch);
-        idle.bytes = scratch.bytes();
+        idle.bytes = scratch.held();
         let large = idle.bytes > most;
         // Often requested scratch is found soon.
         if at + 1 < self.0.len() {

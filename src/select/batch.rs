@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 
-use super::job::SelectJob;
+use super::job::{SelectJob, Typed};
 use super::options::Options;
-use super::scratch::Workspace;
+use super::scratch::{PerDtype, Workspace};
 use super::search_batch;
 use super::selection::Selection;
+use super::weight_fn::WeightFns;
 use crate::error::Error;
+use crate::kernels::{ScaledBy, Unscaled};
 use crate::numerics::certified_sums::CHUNK;
-use crate::rows::Scores;
+use crate::rows::{Scores, for_dtype};
 use crate::runtime::ambient;
 use crate::runtime::interrupt;
 use crate::runtime::memory::{check_memory, check_memory_in_each};
@@ -109,6 +111,7 @@ impl SelectJob<'_> {
         with_scratch(|workspace: &mut Workspace| self.append(rows, threads, workspace, to))
     }
 
+    /// Appends the answers for some rows: the one place where types of scores and weights are told apart.
     fn append(
         &self,
         rows: Range<usize>,
@@ -116,14 +119,32 @@ impl SelectJob<'_> {
         workspace: &mut Workspace,
         part: &mut Selection,
     ) -> Result<(), Error> {
-        if threads == 1 && search_batch::applies(self) {
-            return search_batch::rows(self, rows, workspace, part);
+        let (job, scale) = (self, self.scores.scale.abs());
+        for_dtype!(self.scores.data, stored => if scale == 1.0 {
+            Typed { job, stored, weight_fns: Unscaled }.append(rows, threads, workspace, part)
+        } else {
+            let weight_fns = ScaledBy(scale);
+            Typed { job, stored, weight_fns }.append(rows, threads, workspace, part)
+        })
+    }
+}
+
+impl<E: PerDtype, M: WeightFns<E::Scalar>> Typed<'_, E, M> {
+    fn append(
+        &self,
+        rows: Range<usize>,
+        threads: usize,
+        workspace: &mut Workspace,
+        part: &mut Selection,
+    ) -> Result<(), Error> {
+        if threads == 1 && search_batch::applies(self.job) {
+            return self.batches(rows, workspace, part);
         }
         let since = part.begun(&rows)..rows.end;
         for row in rows {
             ambient::check()?;
-            self.make_room(&since, row, &mut part.indices)?;
-            let decision = self.row(row, threads, workspace, &mut part.indices)?;
+            self.job.make_room(&since, row, &mut part.indices)?;
+            let decision = self.row(row, threads, &mut workspace.row, &mut part.indices)?;
             part.push(&decision);
         }
         Ok(())

@@ -2,15 +2,16 @@
 
 use super::candidates::Candidates;
 use super::constraints::{Constraints, DecideOn};
-use super::prepared::{Prepared, Source, Visitor};
-use super::scratch::{PerDtype, Workspace, grow, padded};
-use super::weight_fn::InvertibleWeightFn;
+use super::read::{Row, Source};
+use super::scratch::{Computed, RowScratch, Searches, Workspace, grow, padded};
+use super::search_row::Search;
+use super::weight_fn::{InvertibleWeightFn, for_scale, for_weights};
 use crate::builders::builders_of_defaults;
 use crate::certificate::{self, Certificate, Verdict};
 use crate::error::Error;
-use crate::kernels::{Element, Given, LANES, Scalar, Simd};
+use crate::kernels::{Element, Given, InDouble, LANES, Scalar, Simd};
 use crate::numerics::certified_sums::{self, CHUNK, SplitSums};
-use crate::rows::{Keep, PerRow, Scores};
+use crate::rows::{Keep, PerRow, Scores, for_dtype};
 use crate::runtime::interrupt;
 use crate::runtime::memory::{check_memory, check_memory_in_each};
 use crate::runtime::scratch::with_scratch;
@@ -115,7 +116,7 @@ fn judge_all(
         if independent {
             certificate::check_row(scores, keep, row, judge.eps(row))
         } else {
-            with_scratch(|workspace: &mut Workspace| judge.row(row, threads, workspace))
+            with_scratch(|workspace: &mut Workspace| judge.row(row, threads, &mut workspace.row))
         }
     };
     let one = |at: usize| by(1, at);
@@ -158,21 +159,24 @@ impl Judge<'_> {
 
     /// Judges a row, on several threads if it is long. The split into chunks, and so the bits, does not depend on their
     /// number.
-    fn row(&self, row: usize, threads: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
+    fn row(&self, row: usize, threads: usize, scratch: &mut RowScratch) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
         let threads = if scores.span(row).prefix >= SHARED { threads } else { 1 };
-        let source = Source { scores, row, simd, threads, copied: false, prefetch: None };
-        if source.is_plain(workspace)? {
-            let opinion = source.native(
-                workspace,
-                Form { judge: self, row, single: source.is_single(), threads },
-            )?;
+        let source = Source { threads, ..Source::new(scores, row, simd) };
+        let RowScratch { read, search, keep, .. } = scratch;
+        if source.is_plain(&mut read.admitted)? {
+            let opinion = for_dtype!(scores.data, stored => {
+                let read = source.whole(stored, read)?;
+                for_scale!(scores.scale.abs(), read.keys.largest, weight_fn =>
+                    self.read_row(row, &read, weight_fn, search, keep)?)
+            });
             if !opinion.open {
                 return Ok(opinion.verdict);
             }
         }
-        let opinion =
-            source.double(workspace, Form { judge: self, row, single: false, threads })?;
+        let (read, kind) = source.double(&mut read.copies.f64)?;
+        let opinion = for_weights!(kind, read.keys.largest, weight_fn =>
+            self.read_row(row, &read, weight_fn, search, keep)?);
         if opinion.open {
             // Ties and stored weights can be decided exactly: the independent checker does so.
             return certificate::check_row(scores, self.keep, row, self.eps(row));
@@ -180,87 +184,30 @@ impl Judge<'_> {
         Ok(opinion.verdict)
     }
 
-    fn sums<E: Element, W: InvertibleWeightFn<E::Scalar>>(
+    /// Judges a row that was read, on several threads if it is long.
+    fn read_row<E: InDouble<Scalar: Computed>, W: InvertibleWeightFn<E::Scalar>>(
         &self,
-        scores: &[E],
-        keep: &[u8],
+        number: usize,
+        row: &Row<'_, E>,
         weight_fn: W,
-        threads: usize,
-    ) -> Result<Given<E::Scalar>, Error> {
-        let mut total = Given {
-            head: 0.0,
-            kept: 0,
-            tail: 0.0,
-            dropped: 0,
-            worst_kept: E::Scalar::INFINITY,
-            best_dropped: E::Scalar::NEG_INFINITY,
-        };
-        let mut add = |part: Given<E::Scalar>| {
-            total.head += part.head;
-            total.kept += part.kept;
-            total.tail += part.tail;
-            total.dropped += part.dropped;
-            if part.worst_kept < total.worst_kept {
-                total.worst_kept = part.worst_kept;
-            }
-            if part.best_dropped > total.best_dropped {
-                total.best_dropped = part.best_dropped;
-            }
-        };
-        let pass = |(scores, keep): (&[E], &[u8])| self.simd.given(scores, keep, weight_fn);
-        let chunks = scores.chunks(CHUNK).zip(keep.chunks(CHUNK));
-        if threads == 1 {
-            chunks.map(pass).for_each(&mut add);
-        } else {
-            threads::map(threads, chunks, 1, pass)?.into_iter().for_each(&mut add);
-        }
-        Ok(total)
-    }
-}
-
-/// Visitor that judges the kept set of a prepared row.
-struct Form<'a> {
-    judge: &'a Judge<'a>,
-    row: usize,
-    /// `true` if the row is judged in f32.
-    single: bool,
-    threads: usize,
-}
-
-impl Visitor for Form<'_> {
-    type Output = Opinion;
-
-    fn searches(&self) -> bool {
-        false
-    }
-
-    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
-        self,
-        row: Prepared<'_, E>,
-        weight_fn: W,
-        workspace: &mut Workspace,
-    ) -> Result<Opinion, Error>
-    where
-        E::Scalar: Element<Scalar = E::Scalar>,
-    {
-        let Prepared { scores, largest, smallest, visible, slack, exact_ties, .. } = row;
-        let (judge, row) = (self.judge, self.row);
-        let (rows, scores) = (judge.scores, scores.as_slice());
-        let n = rows.span(row).n;
-        let given = if let Some(bytes) = judge.keep.lent(rows, row)
+        search: &mut Searches,
+        keep: &mut Vec<u8>,
+    ) -> Result<Opinion, Error> {
+        let &Row { keys, slack, exact_ties, .. } = row;
+        let Candidates { largest, smallest, visible, .. } = keys;
+        let scores = row.scores.as_slice();
+        let keys = Candidates { scores, ..keys };
+        let n = self.scores.span(number).n;
+        let given = if let Some(bytes) = self.keep.lent(self.scores, number)
             && bytes.len() == scores.len()
         {
-            judge.sums(scores, bytes, weight_fn, self.threads)?
+            sums(&keys, bytes, weight_fn)?
         } else {
-            let mut keep = std::mem::take(&mut workspace.keep);
-            grow(&mut keep, scores.len().max(n))?;
-            let bytes = padded(&mut keep, scores.len().max(n), 0);
-            let laid = judge.keep.lay(rows, row, &mut bytes[..n]);
+            grow(keep, scores.len().max(n))?;
+            let bytes = padded(keep, scores.len().max(n), 0);
+            self.keep.lay(self.scores, number, &mut bytes[..n])?;
             bytes[n..].fill(0);
-            let given = judge.sums(scores, &bytes[..scores.len()], weight_fn, self.threads);
-            workspace.keep = keep;
-            laid?;
-            given?
+            sums(&keys, &bytes[..scores.len()], weight_fn)?
         };
         if visible == 0 {
             return Ok(Opinion { verdict: Verdict::EMPTY, open: false });
@@ -274,14 +221,14 @@ impl Visitor for Form<'_> {
         let upper = split.upper(slack.certify, slack.flush);
         let lower = split.lower(slack.certify, slack.flush).min(upper);
         let mut verdict = Verdict { kept: split.kept, upper, lower, holds: false, minimal: false };
-        let Some(eps) = judge.eps(row) else {
+        let Some(eps) = self.eps(number) else {
             return Ok(Opinion { verdict, open: false });
         };
         verdict.holds = upper <= eps;
         if !verdict.holds {
             return Ok(Opinion { verdict, open: lower <= eps });
         }
-        if !judge.minimal {
+        if !self.minimal {
             return Ok(Opinion { verdict, open: false });
         }
         let fewer = split.kept - 1;
@@ -293,7 +240,7 @@ impl Visitor for Form<'_> {
             // A set of the best keys: one key less is the best smaller set. Its head is a difference, whose relative
             // error is at most three times as large, because the key taken away is the smallest of at least two.
             let mut weights = [E::Scalar::default(); LANES];
-            judge.simd.weights(&[given.worst_kept; LANES], weight_fn, &mut weights);
+            self.simd.weights(&[given.worst_kept; LANES], weight_fn, &mut weights);
             let weight: f64 = weights[0].into();
             let smaller = SplitSums {
                 tail: split.tail + weight,
@@ -310,24 +257,11 @@ impl Visitor for Form<'_> {
             }
             // More precise arithmetic could prove more. Rows that f32 leaves open stay open, or the check would cost
             // more than the selection.
-            let open = !self.single
+            let open = !E::SINGLE
                 && !verdict.minimal
                 && smaller.upper(3.0 * slack.certify, slack.flush) > eps;
             return Ok(Opinion { verdict, open });
         }
-        let forced = (0.0, 0);
-        let (simd, threads) = (judge.simd, self.threads);
-        let candidates = Candidates {
-            simd,
-            scores,
-            visible,
-            largest,
-            rough: None,
-            smallest,
-            prefetch: None,
-            forced,
-            threads,
-        };
         let constraints = Constraints {
             eps,
             slack,
@@ -336,8 +270,46 @@ impl Visitor for Form<'_> {
             decide_on: DecideOn::Lower,
             exact_ties: false,
         };
-        let least = candidates.search(weight_fn, &constraints, E::scratch(workspace))?;
+        let search = E::Scalar::scratch(search);
+        let least = Search { keys: &keys, weight_fn, rule: &constraints }.run(None, search)?;
         verdict.minimal = least.minimal && split.kept <= least.split.kept;
         Ok(Opinion { verdict, open: false })
     }
+}
+
+/// Sums a row on both sides of a kept set.
+fn sums<E: Element, W: InvertibleWeightFn<E::Scalar>>(
+    keys: &Candidates<'_, E>,
+    keep: &[u8],
+    weight_fn: W,
+) -> Result<Given<E::Scalar>, Error> {
+    let &Candidates { simd, scores, threads, .. } = keys;
+    let mut total = Given {
+        head: 0.0,
+        kept: 0,
+        tail: 0.0,
+        dropped: 0,
+        worst_kept: E::Scalar::INFINITY,
+        best_dropped: E::Scalar::NEG_INFINITY,
+    };
+    let mut add = |part: Given<E::Scalar>| {
+        total.head += part.head;
+        total.kept += part.kept;
+        total.tail += part.tail;
+        total.dropped += part.dropped;
+        if part.worst_kept < total.worst_kept {
+            total.worst_kept = part.worst_kept;
+        }
+        if part.best_dropped > total.best_dropped {
+            total.best_dropped = part.best_dropped;
+        }
+    };
+    let pass = |(scores, keep): (&[E], &[u8])| simd.given(scores, keep, weight_fn);
+    let chunks = scores.chunks(CHUNK).zip(keep.chunks(CHUNK));
+    if threads == 1 {
+        chunks.map(pass).for_each(&mut add);
+    } else {
+        threads::map(threads, chunks, 1, pass)?.into_iter().for_each(&mut add);
+    }
+    Ok(total)
 }

@@ -4,20 +4,19 @@ use std::ops::Range;
 
 use super::constraints::{Constraints, DecideOn};
 use super::options::Options;
-use super::prepared::Source;
 use crate::error::Error;
-use crate::kernels::{LANES, Prefetch, Simd, ask_for_huge_pages};
+use crate::kernels::{Element, LANES, Prefetch, Simd, Strided, ask_for_huge_pages};
 use crate::numerics::certified_sums::ErrorBound;
-use crate::rows::{PerRow, Scores, Stored, for_dtype};
+use crate::rows::{PerRow, Scores, Stored};
 use crate::runtime::memory::{room, within_limit};
 
 /// Arguments of one call.
 #[derive(Clone, Copy)]
-pub(crate) struct SelectJob<'a> {
-    pub(crate) scores: &'a Scores<'a>,
+pub(super) struct SelectJob<'a> {
+    pub(super) scores: &'a Scores<'a>,
     eps: PerRow<'a, f64>,
-    pub(crate) options: &'a Options,
-    pub(crate) simd: Simd,
+    pub(super) options: &'a Options,
+    pub(super) simd: Simd,
 }
 
 impl<'a> SelectJob<'a> {
@@ -37,24 +36,30 @@ impl<'a> SelectJob<'a> {
     }
 }
 
-impl SelectJob<'_> {
+/// A call with the type of its scores and its weight functions, for rows in their own dtype.
+pub(super) struct Typed<'a, E, M> {
+    pub(super) job: &'a SelectJob<'a>,
+    pub(super) stored: &'a Strided<'a, E>,
+    pub(super) weight_fns: M,
+}
+
+impl<E: Element, M> Typed<'_, E, M> {
     /// Returns the next row's scores and the free space behind the listed positions, for rows that fit a cache.
     pub(super) fn prefetch(&self, row: usize, out: &[u32]) -> Option<Prefetch> {
         const MOST: usize = 1 << 20;
-        let row = (row + 1).min(self.scores.rows() - 1);
-        let write = out.as_ptr_range().end;
-        for_dtype!(self.scores.data, stored => {
-            let next = self.scores.visible(stored, row);
-            (size_of_val(next) <= MOST).then(|| Prefetch::new(next.as_ptr(), write))
-        })
+        let scores = self.job.scores;
+        let next = scores.visible(self.stored, (row + 1).min(scores.rows() - 1));
+        (size_of_val(next) <= MOST).then(|| Prefetch::new(next.as_ptr(), out.as_ptr_range().end))
     }
+}
 
+impl SelectJob<'_> {
     /// Makes room for the positions of a row. If that needs new memory, makes room for the remaining rows as well: the
     /// first touch of memory costs more than the writes.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn make_room(
+    pub(super) fn make_room(
         &self,
         rows: &Range<usize>,
         row: usize,
@@ -90,12 +95,12 @@ impl SelectJob<'_> {
         Ok(())
     }
 
-    pub(crate) fn eps(&self, row: usize) -> f64 {
+    pub(super) fn eps(&self, row: usize) -> f64 {
         self.eps.of(row)
     }
 
     /// Returns the constraints of a row of `n` scores under default options.
-    pub(crate) fn plain_constraints(&self, row: usize, n: usize) -> Constraints {
+    pub(super) fn plain_constraints(&self, row: usize, n: usize) -> Constraints {
         let radius = self.scores.row_radius(row);
         let slack = match self.scores.data {
             Stored::F64(_) => ErrorBound::f64(n, radius),
@@ -109,14 +114,5 @@ impl SelectJob<'_> {
             decide_on: DecideOn::Upper,
             exact_ties: radius == 0.0,
         }
-    }
-
-    pub(crate) fn source(
-        &self,
-        row: usize,
-        threads: usize,
-        prefetch: Option<Prefetch>,
-    ) -> Source<'_> {
-        Source { scores: self.scores, row, simd: self.simd, threads, copied: false, prefetch }
     }
 }

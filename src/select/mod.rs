@@ -3,7 +3,6 @@
 //! `search_row` finds the set of one row, `search_blocks` whole blocks of keys, `search_batch` several short rows at a
 //! time. `batch` distributes rows over threads, `decide` decides one row, and `certify` checks sets given by a caller.
 
-mod again;
 mod batch;
 mod candidates;
 mod certify;
@@ -13,12 +12,13 @@ mod decide;
 mod job;
 mod options;
 mod partition;
-mod prepared;
+mod read;
 mod scratch;
 mod search_batch;
 mod search_blocks;
 mod search_row;
 mod selection;
+mod settle;
 #[cfg(feature = "ndarray")]
 mod views;
 mod weight_fn;

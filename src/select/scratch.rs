@@ -3,89 +3,63 @@
 use half::{bf16, f16};
 
 use crate::error::Error;
-use crate::kernels::{BATCH, BatchScratch, Bracket, Element, InDouble, LANES};
+use crate::kernels::{BATCH, BatchScratch, Bracket, Element, InDouble, LANES, RANKED};
+use crate::runtime::held::{Held, held};
 use crate::runtime::memory::room;
-use crate::runtime::recycled::held;
-use crate::runtime::workspace::Scratch;
 
 /// Scratch of one thread. A row needs a copy of its scores (in its own dtype, and in f64 if it is decided in f64), and
 /// the scores and weights of the search bracket, usually a small part of the row. If the bracket is the whole row, in
 /// f64 after f32, that is about 80 bytes per key.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
-    pub(crate) f32: Vec<f32>,
-    pub(crate) f64: Vec<f64>,
-    pub(crate) f16: Vec<f16>,
-    pub(crate) bf16: Vec<bf16>,
-    pub(crate) keep: Vec<u8>,
+    pub(super) row: RowScratch,
+    pub(super) short: ShortRows,
+}
+held!(Workspace { row, short });
+
+/// Scratch of one row.
+#[derive(Debug, Default)]
+pub(super) struct RowScratch {
+    pub(super) read: ReadScratch,
+    pub(super) search: Searches,
+    pub(super) forced: Forced,
+    /// Bytes of a kept set given by a caller.
+    pub(super) keep: Vec<u8>,
+}
+held!(RowScratch { read, search, forced, keep });
+
+/// Scratch of one row while it is read.
+#[derive(Debug, Default)]
+pub(super) struct ReadScratch {
+    pub(super) copies: Copies,
     /// Bytes of the entries that an additive mask admits.
-    pub(crate) admitted: Vec<u8>,
+    pub(super) admitted: Vec<u8>,
     /// Positions of the scores of a masked row.
-    pub(crate) positions: Vec<u32>,
-    pub(crate) scratch32: SearchScratch<f32>,
-    pub(crate) scratch64: SearchScratch<f64>,
-    pub(crate) forced: Forced,
-    pub(crate) listed: [Vec<u32>; BATCH],
-    dense32: [Vec<f32>; BATCH],
-    dense64: [Vec<f64>; BATCH],
-    short32: ShortRowsScratch<f32, f32>,
-    short64: ShortRowsScratch<f64, f64>,
-    short16: ShortRowsScratch<f16, f32>,
-    shortb16: ShortRowsScratch<bf16, f32>,
+    pub(super) positions: Vec<u32>,
 }
+held!(ReadScratch { copies, admitted, positions });
 
-/// Forced positions, ascending.
+/// Copies of a row's scores.
 #[derive(Debug, Default)]
-pub(crate) struct Forced {
-    pub(crate) first: Vec<u32>,
-    pub(crate) last: Vec<u32>,
+pub(super) struct Copies {
+    f32: Vec<f32>,
+    pub(super) f64: Vec<f64>,
+    f16: Vec<f16>,
+    bf16: Vec<bf16>,
 }
+held!(Copies { f32, f64, f16, bf16 });
 
-impl Scratch for Workspace {
-    fn bytes(&self) -> usize {
-        let Workspace {
-            f32,
-            f64,
-            f16,
-            bf16,
-            keep,
-            admitted,
-            positions,
-            scratch32,
-            scratch64,
-            forced,
-            listed,
-            dense32,
-            dense64,
-            short32,
-            short64,
-            short16,
-            shortb16,
-        } = self;
-        held(f32)
-            + held(f64)
-            + held(f16)
-            + held(bf16)
-            + held(keep)
-            + held(admitted)
-            + held(positions)
-            + scratch32.bytes()
-            + scratch64.bytes()
-            + held(&forced.first)
-            + held(&forced.last)
-            + listed.iter().map(held).sum::<usize>()
-            + dense32.iter().map(held).sum::<usize>()
-            + dense64.iter().map(held).sum::<usize>()
-            + short32.bytes()
-            + short64.bytes()
-            + short16.bytes()
-            + shortb16.bytes()
-    }
-}
-
-/// Scratch of the search, reused from row to row.
+/// Scratch of the search in either precision.
 #[derive(Debug, Default)]
-pub(crate) struct SearchScratch<S> {
+pub(super) struct Searches {
+    f32: SearchScratch<f32>,
+    pub(super) f64: SearchScratch<f64>,
+}
+held!(Searches { f32, f64 });
+
+/// Scratch of the search.
+#[derive(Debug, Default)]
+pub(super) struct SearchScratch<S> {
     pub(super) bracket: Bracket<S>,
     /// Scores that equal a candidate for the boundary.
     pub(super) equal: Bracket<S>,
@@ -96,44 +70,69 @@ pub(crate) struct SearchScratch<S> {
     pub(super) weights: Vec<S>,
 }
 
-impl<S> SearchScratch<S> {
-    fn bytes(&self) -> usize {
+impl<S> Held for SearchScratch<S> {
+    fn held(&self) -> usize {
         let SearchScratch { bracket, equal, parts, scores, weights } = self;
-        let brackets = [bracket, equal].into_iter().chain(parts).map(Bracket::bytes);
-        brackets.sum::<usize>() + held(scores) + held(weights) + held(parts)
+        let brackets = [bracket, equal].into_iter().chain(parts).map(Bracket::held);
+        brackets.sum::<usize>() + scores.held() + weights.held() + parts.held()
     }
 }
 
-/// Scratch of a batch.
+/// Forced positions, ascending.
 #[derive(Debug, Default)]
-pub(crate) struct ShortRowsScratch<E, S> {
-    pub(super) scores: Vec<E>,
-    pub(super) weights: Vec<S>,
-    pub(super) inside: Vec<S>,
-    pub(super) inside_weights: Vec<S>,
+pub(super) struct Forced {
+    pub(super) first: Vec<u32>,
+    pub(super) last: Vec<u32>,
 }
+held!(Forced { first, last });
 
-impl<E, S> ShortRowsScratch<E, S> {
-    fn bytes(&self) -> usize {
-        let ShortRowsScratch { scores, weights, inside, inside_weights } = self;
-        held(scores) + held(weights) + held(inside) + held(inside_weights)
-    }
+/// Scratch of batches of short rows.
+#[derive(Debug, Default)]
+pub(super) struct ShortRows {
+    f32: Batch<f32, f32>,
+    f64: Batch<f64, f64>,
+    f16: Batch<f16, f32>,
+    bf16: Batch<bf16, f32>,
 }
+held!(ShortRows { f32, f64, f16, bf16 });
 
-impl<E: Element> ShortRowsScratch<E, E::Scalar> {
-    pub(super) fn room(
+/// Scratch of batches of one dtype.
+#[derive(Debug, Default)]
+pub(super) struct Batch<E, S> {
+    /// Admitted scores of masked rows, and their positions.
+    pub(super) admitted: [Vec<S>; BATCH],
+    pub(super) positions: [Vec<u32>; BATCH],
+    /// Rooms for whole rows, and for the admitted scores.
+    pub(super) whole: BatchRoom<E, S>,
+    pub(super) masked: BatchRoom<S, S>,
+}
+held!(Batch<E, S> { admitted, positions, whole, masked });
+
+#[derive(Debug, Default)]
+pub(super) struct BatchRoom<E, S> {
+    scores: Vec<E>,
+    weights: Vec<S>,
+    inside: Vec<S>,
+    inside_weights: Vec<S>,
+}
+held!(BatchRoom<E, S> { scores, weights, inside, inside_weights });
+
+impl<E: Element> BatchRoom<E, E::Scalar> {
+    /// Returns room for `rows` rows of at most `longest` scores.
+    pub(super) fn of(
         &mut self,
-        stride: usize,
         rows: usize,
+        longest: usize,
         write: *const u32,
     ) -> BatchScratch<'_, E> {
-        let zero = E::Scalar::default();
+        let stride = longest.next_multiple_of(LANES) + 2 * RANKED;
+        let (all, zero) = (rows * stride, E::Scalar::default());
         BatchScratch {
             stride,
-            scores: padded(&mut self.scores, rows * stride, E::MASKED),
-            weights: padded(&mut self.weights, rows * stride, zero),
-            inside: padded(&mut self.inside, rows * stride, zero),
-            inside_weights: padded(&mut self.inside_weights, rows * stride, zero),
+            scores: padded(&mut self.scores, all, E::MASKED),
+            weights: padded(&mut self.weights, all, zero),
+            inside: padded(&mut self.inside, all, zero),
+            inside_weights: padded(&mut self.inside_weights, all, zero),
             write,
         }
     }
@@ -143,7 +142,7 @@ impl<E: Element> ShortRowsScratch<E, E::Scalar> {
 ///
 /// # Errors
 /// [`Error::NoMemory`].
-pub(crate) fn grow<T>(buffer: &mut Vec<T>, len: usize) -> Result<(), Error> {
+pub(super) fn grow<T>(buffer: &mut Vec<T>, len: usize) -> Result<(), Error> {
     let most = len.saturating_add(LANES + (PAGE + LINE) / size_of::<T>());
     room("scores", buffer, most.saturating_sub(buffer.len()))
 }
@@ -152,13 +151,13 @@ const LINE: usize = 64;
 const PAGE: usize = 4096;
 
 /// Returns whole groups of lanes for at least `len` items, aligned to a cache line, with unspecified content.
-pub(crate) fn padded<T: Copy>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
+pub(super) fn padded<T: Copy>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
     padded_for(&[], buffer, len, fill)
 }
 
 /// Returns the same for a copy of `from`, half a page away from it within a page. Stores whose addresses agree with
 /// later loads in the lower twelve bits delay those loads.
-pub(crate) fn padded_for<'a, T: Copy>(
+pub(super) fn padded_for<'a, T: Copy>(
     from: &[T],
     buffer: &'a mut Vec<T>,
     len: usize,
@@ -180,36 +179,44 @@ pub(crate) fn padded_for<'a, T: Copy>(
     &mut buffer[skip..skip + room]
 }
 
-/// Scratch buffers of an element type.
-pub(crate) trait PerDtype: InDouble {
-    fn scores(workspace: &mut Workspace) -> &mut Vec<Self>;
-    fn scratch(workspace: &mut Workspace) -> &mut SearchScratch<Self::Scalar>;
-    fn short(workspace: &mut Workspace) -> &mut ShortRowsScratch<Self, Self::Scalar>;
-    /// Rows of admitted scores.
-    fn dense(workspace: &mut Workspace) -> &mut [Vec<Self::Scalar>; BATCH];
+/// Type of a row's scores in scratch.
+pub(super) trait Buffered: InDouble {
+    fn buffer(copies: &mut Copies) -> &mut Vec<Self>;
 }
 
-macro_rules! buffers {
-    ($($type:ident: $scratch:ident $short:ident $dense:ident),*) => {$(
+/// Type that rows are stored in.
+pub(super) trait PerDtype: Buffered + InDouble<Scalar: Computed> {
+    fn batch(short: &mut ShortRows) -> &mut Batch<Self, Self::Scalar>;
+}
+
+/// Type that weights are computed in.
+pub(super) trait Computed: Buffered + InDouble<Scalar = Self> {
+    fn scratch(searches: &mut Searches) -> &mut SearchScratch<Self>;
+}
+
+macro_rules! stored {
+    ($($type:ident)*) => {$(
+        impl Buffered for $type {
+            fn buffer(copies: &mut Copies) -> &mut Vec<Self> {
+                &mut copies.$type
+            }
+        }
         impl PerDtype for $type {
-            fn scores(workspace: &mut Workspace) -> &mut Vec<Self> {
-                &mut workspace.$type
-            }
-            fn scratch(workspace: &mut Workspace) -> &mut SearchScratch<Self::Scalar> {
-                &mut workspace.$scratch
-            }
-            fn short(workspace: &mut Workspace) -> &mut ShortRowsScratch<Self, Self::Scalar> {
-                &mut workspace.$short
-            }
-            fn dense(workspace: &mut Workspace) -> &mut [Vec<Self::Scalar>; BATCH] {
-                &mut workspace.$dense
+            fn batch(short: &mut ShortRows) -> &mut Batch<Self, Self::Scalar> {
+                &mut short.$type
             }
         }
     )*};
 }
-buffers!(
-    f32: scratch32 short32 dense32,
-    f64: scratch64 short64 dense64,
-    f16: scratch32 short16 dense32,
-    bf16: scratch32 shortb16 dense32
-);
+stored!(f32 f64 f16 bf16);
+
+macro_rules! computed {
+    ($($type:ident)*) => {$(
+        impl Computed for $type {
+            fn scratch(searches: &mut Searches) -> &mut SearchScratch<Self> {
+                &mut searches.$type
+            }
+        }
+    )*};
+}
+computed!(f32 f64);

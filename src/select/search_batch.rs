@@ -2,24 +2,23 @@
 
 use std::ops::Range;
 
-use super::again;
 use super::candidates::Candidates;
 use super::constraints::{Constraints, TINY_BUDGET};
-use super::decide::emit;
-use super::job::SelectJob;
+use super::job::{SelectJob, Typed};
 use super::options::Options;
-use super::scratch::{PerDtype, SearchScratch, Workspace};
+use super::read::Source;
+use super::scratch::{Batch, BatchRoom, PerDtype, RowScratch, SearchScratch, Workspace};
 use super::search_row;
 use super::selection::{Decision, Selection};
-use super::weight_fn::InvertibleWeightFn;
+use super::settle;
+use super::weight_fn::{InvertibleWeightFn, WeightFns};
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::{
-    BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, Scalar, ScaledBy, Simd, Strided,
-    TailTarget, Unscaled, WeightFnOf,
+    BATCH, Edge, Element, InDouble, KeptSums, LANES, Positions, RANKED, TailTarget,
 };
 use crate::numerics::certified_sums::{ErrorBound, SplitSums};
-use crate::rows::{Kind, for_dtype};
+use crate::rows::Kind;
 use crate::runtime::ambient;
 
 /// Longest row decided here.
@@ -28,7 +27,7 @@ const LONGEST: usize = 4096;
 const ENTRIES: usize = 2048;
 
 /// Returns `true` if the options allow it: masses alone decide, and the whole row competes.
-pub(crate) fn applies(job: &SelectJob<'_>) -> bool {
+pub(super) fn applies(job: &SelectJob<'_>) -> bool {
     let scores = job.scores;
     // Named one by one, so that a new option does not compile before it is decided here.
     let &Options { min_keep, max_keep, keep_first, keep_last, block_size, prove_minimal, threads } =
@@ -44,219 +43,130 @@ pub(crate) fn applies(job: &SelectJob<'_>) -> bool {
         && max_keep.is_none()
 }
 
-/// Decides rows in order, short ones in batches.
-///
-/// # Errors
-/// The error of the first bad row.
-pub(crate) fn rows(
-    job: &SelectJob<'_>,
-    rows: Range<usize>,
-    workspace: &mut Workspace,
-    part: &mut Selection,
-) -> Result<(), Error> {
-    for_dtype!(job.scores.data, stored => scaled(job, stored, rows, workspace, part))
-}
-
-fn scaled<E: PerDtype>(
-    job: &SelectJob<'_>,
-    stored: &Strided<'_, E>,
-    rows: Range<usize>,
-    workspace: &mut Workspace,
-    part: &mut Selection,
-) -> Result<(), Error>
-where
-    E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
-{
-    if job.scores.scale == 1.0 {
-        batches(job, stored, Unscaled, 1.0, rows, workspace, part)
-    } else {
-        let scale = job.scores.scale;
-        batches(job, stored, ScaledBy(scale), scale, rows, workspace, part)
-    }
-}
-
-fn batches<E: PerDtype, M: WeightFnOf<E::Scalar, Weights: InvertibleWeightFn<E::Scalar>>>(
-    job: &SelectJob<'_>,
-    stored: &Strided<'_, E>,
-    weight_fn: M,
-    scale: f64,
-    rows: Range<usize>,
-    workspace: &mut Workspace,
-    part: &mut Selection,
-) -> Result<(), Error>
-where
-    E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
-{
-    if rows.is_empty() {
-        return Ok(());
-    }
-    let (mut next, end) = (rows.start, rows.end);
-    let since = part.begun(&rows)..end;
-    let mut plan = Plan::new(job, next, scale);
-    let masked = job.scores.mask.is_some();
-    let mut dense = std::mem::take(E::dense(workspace));
-    let mut listed = std::mem::take(&mut workspace.listed);
-    let mut result = Ok(());
-    while next < end && result.is_ok() {
-        let room = ambient::check().and_then(|()| job.make_room(&since, next, &mut part.indices));
-        if let Err(error) = room {
-            result = Err(error);
-            break;
+impl<E: PerDtype, M: WeightFns<E::Scalar>> Typed<'_, E, M> {
+    /// Decides rows in order, short ones in batches.
+    ///
+    /// # Errors
+    /// The error of the first bad row.
+    pub(super) fn batches(
+        &self,
+        rows: Range<usize>,
+        workspace: &mut Workspace,
+        part: &mut Selection,
+    ) -> Result<(), Error> {
+        if rows.is_empty() {
+            return Ok(());
         }
-        // As many rows of one budget as fit. A row with another budget ends the batch and is decided alone.
-        let mut batch: [&[E]; BATCH] = [&[]; BATCH];
-        let (mut lengths, mut count, mut longest) = ([0; BATCH], 0, 0);
-        while count < BATCH && next + count < end {
-            let row = next + count;
-            let from = job.scores.visible(stored, row);
-            if from.len() > LONGEST || (count > 0 && !plan.holds(job, row)) {
-                break;
-            }
-            if count == 0 && !plan.holds(job, row) {
-                plan = Plan::new(job, row, scale);
-            }
-            let mut n = from.len();
-            if masked && n > RANKED {
-                let source = job.source(row, 1, None);
-                match source.compact(from, workspace, &mut dense[count], &mut listed[count]) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(error) => {
-                        result = Err(error);
-                        break;
-                    }
-                }
-                n = dense[count].len();
-            }
-            let most = longest.max(n);
-            if n <= RANKED
-                || plan.constraints.eps < TINY_BUDGET
-                || (count > 0 && (count + 1) * most > ENTRIES)
-            {
-                break;
-            }
-            longest = most;
-            (lengths[count], batch[count]) = (n, from);
-            count += 1;
-        }
-        if result.is_err() {
-            break;
-        }
-        if count == 0 {
-            result = job.row(next, 1, workspace, &mut part.indices).map(|one| part.push(&one));
-            next += 1;
-            continue;
-        }
-        result = if masked {
-            let mut batch: [&[E::Scalar]; BATCH] = [&[]; BATCH];
-            let mut positions = [Positions::From(0); BATCH];
-            for r in 0..count {
-                batch[r] = &dense[r];
-                listed[r].resize(lengths[r].next_multiple_of(LANES), u32::MAX);
-            }
-            for r in 0..count {
-                positions[r] = Positions::Listed(&listed[r]);
-            }
-            let batch = (next, &batch[..count], &positions[..]);
-            decide_batch(job, &plan, batch, longest, weight_fn, workspace, part)
-        } else {
-            let batch = (next, &batch[..count], &[Positions::From(0); BATCH][..]);
-            decide_batch(job, &plan, batch, longest, weight_fn, workspace, part)
-        };
-        next += count;
-    }
-    *E::dense(workspace) = dense;
-    workspace.listed = listed;
-    result
-}
-
-/// Decides the rows of a batch, from row number `first`.
-fn decide_batch<E: PerDtype, M: WeightFnOf<E::Scalar, Weights: InvertibleWeightFn<E::Scalar>>>(
-    job: &SelectJob<'_>,
-    plan: &Plan,
-    (first, batch, positions): (usize, &[&[E]], &[Positions<'_>]),
-    longest: usize,
-    weight_fn: M,
-    workspace: &mut Workspace,
-    part: &mut Selection,
-) -> Result<(), Error>
-where
-    E::Scalar: Element<Scalar = E::Scalar>,
-{
-    let mut short = std::mem::take(E::short(workspace));
-    let stride = longest.next_multiple_of(LANES) + 2 * RANKED;
-    let mut room = short.room(stride, batch.len(), part.indices.as_ptr_range().end);
-    let found = job.simd.find_candidate(batch, &plan.target, weight_fn, &mut room);
-    let mut result = Ok(());
-    for (r, row) in batch.iter().enumerate() {
-        let mark = part.indices.len();
-        let kept_sums = found[r].edge.and_then(|edge| {
-            let (scores, weights) = room.row(r, row);
-            let (n, out) = (row.len(), &mut part.indices);
-            if edge.ties == 1 {
-                let sums = job.simd.sum_and_emit(scores, weights, edge.score, positions[r], out);
-                decide(&plan.constraints, n, &sums, edge.weight.into())
-            } else {
-                decide_ties(
-                    job.simd,
-                    &plan.constraints,
-                    n,
-                    (scores, weights, positions[r]),
-                    &edge,
-                    out,
-                )
-            }
-        });
-        let number = first + r;
-        let open = |decision: &Decision| {
-            job.options.prove_minimal && E::SINGLE && decision.open(job.eps(number))
-        };
-        let decision = match (kept_sums, found[r].edge) {
-            (Some(decision), Some(edge)) if open(&decision) => {
-                part.indices.truncate(mark);
-                let (n, out) = (row.len(), &mut part.indices);
-                let candidates = Candidates {
-                    simd: job.simd,
-                    scores: room.row(r, row).0,
-                    visible: n,
-                    largest: found[r].largest,
-                    rough: None,
-                    smallest: E::Scalar::NEG_INFINITY,
-                    prefetch: None,
-                    forced: (0.0, 0),
-                    threads: 1,
-                };
-                let constraints =
-                    Constraints { slack: ErrorBound::f64(n, plan.radius), ..plan.constraints };
-                let law = weight_fn.of(found[r].largest);
-                let at = (positions[r], edge.score);
-                let scratch = &mut workspace.scratch64;
-                decide_again(&candidates, law, &constraints, at, scratch, out)
-            }
-            (decision, _) => Ok(decision),
-        };
-        let decision = match decision {
-            Ok(decision) => decision,
-            Err(error) => {
-                result = Err(error);
-                break;
-            }
-        };
-        if let Some(decision) = decision {
-            part.push(&decision);
-        } else {
-            part.indices.truncate(mark);
-            match job.row(number, 1, workspace, &mut part.indices) {
-                Ok(decision) => part.push(&decision),
-                Err(error) => {
-                    result = Err(error);
+        let Workspace { row: scratch, short } = workspace;
+        let Batch { admitted, positions, whole, masked } = E::batch(short);
+        let (job, scores) = (self.job, self.job.scores);
+        let (mut next, end) = (rows.start, rows.end);
+        let since = part.begun(&rows)..end;
+        let mut plan = Plan::new(job, next);
+        while next < end {
+            ambient::check()?;
+            job.make_room(&since, next, &mut part.indices)?;
+            // As many rows of one budget as fit. A row with another budget ends the batch and is decided alone.
+            let mut batch: [&[E]; BATCH] = [&[]; BATCH];
+            let (mut count, mut longest) = (0, 0);
+            while count < BATCH && next + count < end {
+                let row = next + count;
+                let from = scores.visible(self.stored, row);
+                if from.len() > LONGEST || (count > 0 && !plan.holds(job, row)) {
                     break;
                 }
+                if count == 0 && !plan.holds(job, row) {
+                    plan = Plan::new(job, row);
+                }
+                let mut n = from.len();
+                if scores.mask.is_some() && n > RANKED {
+                    let source = Source::new(scores, row, job.simd);
+                    if !source.is_plain(&mut scratch.read.admitted)? {
+                        break;
+                    }
+                    let Some(allowed) = source.allowed(&scratch.read.admitted) else { break };
+                    job.simd.compact(from, allowed, &mut admitted[count], &mut positions[count]);
+                    n = admitted[count].len();
+                    positions[count].resize(n.next_multiple_of(LANES), u32::MAX);
+                }
+                let most = longest.max(n);
+                if n <= RANKED
+                    || plan.constraints.eps < TINY_BUDGET
+                    || (count > 0 && (count + 1) * most > ENTRIES)
+                {
+                    break;
+                }
+                longest = most;
+                batch[count] = from;
+                count += 1;
             }
+            if count == 0 {
+                let decision = self.row(next, 1, scratch, &mut part.indices)?;
+                part.push(&decision);
+                count = 1;
+            } else if scores.mask.is_some() {
+                let mut batch: [&[E::Scalar]; BATCH] = [&[]; BATCH];
+                let mut listed = [Positions::From(0); BATCH];
+                for r in 0..count {
+                    (batch[r], listed[r]) = (&admitted[r], Positions::Listed(&positions[r]));
+                }
+                let batch = (next, &batch[..count], &listed);
+                self.batch(&plan, batch, longest, masked, scratch, part)?;
+            } else {
+                let batch = (next, &batch[..count], &[Positions::From(0); BATCH]);
+                self.batch(&plan, batch, longest, whole, scratch, part)?;
+            }
+            next += count;
         }
+        Ok(())
     }
-    *E::short(workspace) = short;
-    result
+
+    /// Decides the rows of a batch, from row number `first`.
+    fn batch<B: InDouble<Scalar = E::Scalar>>(
+        &self,
+        plan: &Plan,
+        (first, batch, positions): (usize, &[&[B]], &[Positions<'_>; BATCH]),
+        longest: usize,
+        room: &mut BatchRoom<B, E::Scalar>,
+        scratch: &mut RowScratch,
+        part: &mut Selection,
+    ) -> Result<(), Error> {
+        let (simd, prove_minimal) = (self.job.simd, self.job.options.prove_minimal);
+        let mut room = room.of(batch.len(), longest, part.indices.as_ptr_range().end);
+        let found = simd.find_candidate(batch, &plan.target, self.weight_fns, &mut room);
+        for (r, row) in batch.iter().enumerate() {
+            let (n, mark, out) = (row.len(), part.indices.len(), &mut part.indices);
+            let (scores, weights) = room.row(r, row);
+            let keys = || Candidates::new(simd, scores, n, found[r].largest);
+            let mut decision = None;
+            if let Some(edge) = found[r].edge {
+                decision = if edge.ties == 1 {
+                    let sums = simd.sum_and_emit(scores, weights, edge.score, positions[r], out);
+                    decide(&plan.constraints, n, &sums, edge.weight.into())
+                } else {
+                    decide_ties(&keys(), &plan.constraints, weights, positions[r], &edge, out)
+                };
+                let open = |decision: &Decision| decision.open(plan.constraints.eps);
+                if prove_minimal && B::SINGLE && decision.as_ref().is_some_and(open) {
+                    out.truncate(mark);
+                    let slack = ErrorBound::f64(n, plan.radius);
+                    let constraints = Constraints { slack, ..plan.constraints };
+                    let weight_fn = self.weight_fns.of(found[r].largest);
+                    let at = (positions[r], edge.score);
+                    let scratch = &mut scratch.search.f64;
+                    decision = decide_again(&keys(), weight_fn, &constraints, at, scratch, out)?;
+                }
+            }
+            let decision = if let Some(decision) = decision {
+                decision
+            } else {
+                out.truncate(mark);
+                self.row(first + r, 1, scratch, out)?
+            };
+            part.push(&decision);
+        }
+        Ok(())
+    }
 }
 
 /// Returns the decision if the edge, which has this weight, is the boundary.
@@ -281,33 +191,33 @@ fn decide(constraints: &Constraints, n: usize, sums: &KeptSums, weight: f64) -> 
 }
 
 /// Returns the f64 decision, and the positions kept, of a row that f32 leaves open at a score.
-fn decide_again<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
-    candidates: &Candidates<'_, E>,
+fn decide_again<E: InDouble, W: InvertibleWeightFn<E::Scalar>>(
+    keys: &Candidates<'_, E>,
     weight_fn: W,
     constraints: &Constraints,
     (positions, worst): (Positions<'_>, E::Scalar),
     scratch: &mut SearchScratch<f64>,
     out: &mut Vec<u32>,
 ) -> Result<Option<Decision>, Error> {
-    let found = again::in_double(candidates, &[], weight_fn, constraints, Some(worst), scratch)?;
+    let found = settle::in_double(keys, &[], weight_fn, constraints, Some(worst), scratch)?;
     let Some(boundary) = found.worst else { return Ok(None) };
     let mark = out.len();
-    let list = positions.listed();
-    emit((candidates.simd, 1), candidates.scores, (list, 0), boundary, out)?;
+    keys.emit(positions.listed(), 0, boundary, out)?;
     // The general search handles a row that another thread writes to.
-    let decision = Decision::new(&found.split, found.minimal, found.exact, constraints);
+    let decision = found.decision(constraints);
     Ok((out.len() - mark == decision.kept).then_some(decision))
 }
 
 /// Returns the decision, and the positions kept, if the boundary is among the scores equal to the edge.
 fn decide_ties<E: Element>(
-    simd: Simd,
+    keys: &Candidates<'_, E>,
     constraints: &Constraints,
-    n: usize,
-    (scores, weights, positions): (&[E], &[E::Scalar], Positions<'_>),
+    weights: &[E::Scalar],
+    positions: Positions<'_>,
     edge: &Edge<E::Scalar>,
     out: &mut Vec<u32>,
 ) -> Option<Decision> {
+    let &Candidates { simd, scores, visible: n, .. } = keys;
     let sums = simd.sum_around_ties(scores, weights, edge.score);
     let (ties, weight): (usize, f64) = (edge.ties, edge.weight.into());
     // Rows of equal scores are decided in integers, and a flushed tail may have mass: left to the general search.
@@ -333,7 +243,7 @@ fn decide_ties<E: Element>(
     let split = at(enough);
     let minimal = split.kept == 1 || constraints.refutes(&at(enough - 1));
     let mark = out.len();
-    emit((simd, 1), scores, (positions.listed(), 0), (edge.score, last), out).ok()?;
+    keys.emit(positions.listed(), 0, (edge.score, last), out).ok()?;
     // The general search handles a row that another thread writes to.
     (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, constraints))
 }
@@ -346,9 +256,9 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(job: &SelectJob<'_>, row: usize, scale: f64) -> Self {
+    fn new(job: &SelectJob<'_>, row: usize) -> Self {
         let constraints = job.plain_constraints(row, LONGEST);
-        let share = constraints.target(1.0);
+        let (share, scale) = (constraints.target(1.0), job.scores.scale);
         let reach = search_row::depth(LONGEST, constraints.eps) / scale;
         let target = TailTarget { share, ln_share: share.ln(), reach, scale };
         Plan { constraints, radius: job.scores.row_radius(row), target }

@@ -2,27 +2,17 @@
 
 use super::candidates::Candidates;
 use super::constraints::Constraints;
+use super::scratch::Forced;
+use super::selection::Decision;
 use crate::error::Error;
 use crate::kernels::{Element, LANES, WeightFn};
-use crate::numerics::certified_sums::{Compensated, ErrorBound, SplitSums};
+use crate::numerics::certified_sums::{Compensated, SplitSums};
 use crate::numerics::exact_share::leaves_exactly;
 use crate::numerics::sorting;
 use crate::rows::Scores;
 use crate::runtime::ambient::{self, PIECE, asked};
 use crate::runtime::memory::check_memory;
 use crate::runtime::reused::{Reused, filled_again};
-
-/// Selected blocks.
-#[derive(Debug)]
-pub(crate) struct Blocks {
-    pub(crate) split: SplitSums,
-    pub(crate) minimal: bool,
-    /// `true` if the tail mass is exactly the budget.
-    pub(crate) exact: bool,
-    pub(crate) slack: ErrorBound,
-    /// A flag per block of the row.
-    pub(crate) kept: Reused<bool>,
-}
 
 #[derive(Clone, Copy)]
 struct BlockMass {
@@ -31,20 +21,20 @@ struct BlockMass {
     visible: usize,
 }
 
-/// Adds blocks, best first, until the rule accepts or the next one would exceed `max_keep`. Blocks with a forced
-/// position are always kept. `candidates` holds all keys of the row, forced ones included.
+/// Adds blocks, best first, until the rule accepts or the next one would exceed `max_keep`, and lists their keys.
+/// Blocks with a forced position are always kept. `candidates` holds all keys of the row, forced ones included.
 ///
 /// # Errors
 /// [`Error::ForcedOverMax`], [`Error::BlockOverMax`], [`Error::MinOverMax`].
-pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
+pub(super) fn search<E: Element, W: WeightFn<E::Scalar>>(
     candidates: &Candidates<'_, E>,
     weight_fn: W,
     constraints: &Constraints,
     block_size: usize,
-    forced: impl Iterator<Item = u32>,
-    scores: &Scores<'_>,
-    row: usize,
-) -> Result<Blocks, Error> {
+    forced: &Forced,
+    (scores, row): (&Scores<'_>, usize),
+    out: &mut Vec<u32>,
+) -> Result<Decision, Error> {
     // Per block: the block, the mass of its tail, and a flag.
     let each = size_of::<BlockMass>() + size_of::<f64>() + 2;
     check_memory("scores", candidates.scores.len().div_ceil(block_size), each)?;
@@ -66,7 +56,7 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
             .collect();
     ambient::check()?;
     let mut kept: Reused<bool> = filled_again("scores", blocks.len(), false)?;
-    for position in forced {
+    for &position in forced.first.iter().chain(&forced.last) {
         kept[position as usize / block_size] = true;
     }
     let (mut head, mut count) = (Compensated::default(), 0);
@@ -139,5 +129,10 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
             let others = (chosen - 1) * block_size;
             constraints.refutes(&last) || count + others < constraints.min_keep
         });
-    Ok(Blocks { split, minimal, exact, slack: constraints.slack, kept })
+    for (start, _) in (0..).step_by(block_size).zip(&kept[..]).filter(|block| *block.1) {
+        let end = (start + block_size).min(candidates.scores.len());
+        let shown = (start..end).filter(|&j| candidates.scores[j].widen() > masked);
+        out.extend(shown.map(|j| j as u32));
+    }
+    Ok(Decision::new(&split, minimal, exact, &constraints))
 }

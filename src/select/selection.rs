@@ -9,7 +9,7 @@ use crate::kernels::{Piece, append_all};
 use crate::numerics::certified_sums::SplitSums;
 use crate::rows::Keep;
 use crate::runtime::memory::room;
-use crate::runtime::recycled::{self, Recycled, held};
+use crate::runtime::recycled::{self, recycled};
 use crate::runtime::threads;
 
 /// Kept sets in compressed rows, with a certificate for each.
@@ -34,31 +34,7 @@ pub struct Selection {
     pub status: Vec<Status>,
 }
 
-impl Recycled for Selection {
-    fn clear(&mut self) {
-        let Selection { k, indptr, indices, tail_mass_upper, tail_mass_lower, minimal, status } =
-            self;
-        k.clear();
-        indptr.clear();
-        indices.clear();
-        tail_mass_upper.clear();
-        tail_mass_lower.clear();
-        minimal.clear();
-        status.clear();
-    }
-
-    fn bytes(&self) -> usize {
-        let Selection { k, indptr, indices, tail_mass_upper, tail_mass_lower, minimal, status } =
-            self;
-        held(k)
-            + held(indptr)
-            + held(indices)
-            + held(tail_mass_upper)
-            + held(tail_mass_lower)
-            + held(minimal)
-            + held(status)
-    }
-}
+recycled!(Selection { k, indptr, indices, tail_mass_upper, tail_mass_lower, minimal, status });
 
 impl<'a> From<&'a Selection> for Keep<'a> {
     /// Borrows the selection as a kept set for [`certify`](crate::certify).

@@ -1,6 +1,6 @@
 //! Weight functions of scores, and their inverses.
 
-use crate::kernels::{Exp, Identity, Scalar, ScaledExp, WeightFn};
+use crate::kernels::{Exp, Identity, Scalar, ScaledExp, WeightFn, WeightFnOf};
 
 /// Scores that are so large, scaled, are not weighed roughly.
 pub(super) const FAR: f64 = 1e5;
@@ -9,7 +9,9 @@ pub(super) const FAR: f64 = 1e5;
 pub(super) const STEEP: f64 = 1e30;
 
 /// Weight function with an inverse: the score at a depth below the largest weight.
-pub(crate) trait InvertibleWeightFn<S: Scalar>: WeightFn<S> {
+pub(super) trait InvertibleWeightFn<S: Scalar>: WeightFn<S> {
+    /// `true` if scores are weights, whose sums can be compared exactly.
+    const EXACT: bool = false;
     /// Returns the score whose weight is `e^-depth` times the largest.
     fn score_at(&self, largest: S, depth: f64) -> S;
     /// Returns the factor of an exponential weight, if scores are near enough to 0 for a rough mass.
@@ -19,8 +21,49 @@ pub(crate) trait InvertibleWeightFn<S: Scalar>: WeightFn<S> {
     fn double(self) -> Self::Double;
 }
 
+/// Weight functions of a call, one for each largest score of a row.
+pub(super) trait WeightFns<S: Scalar>:
+    WeightFnOf<S, Weights: InvertibleWeightFn<S>>
+{
+}
+
+impl<S: Scalar, M: WeightFnOf<S, Weights: InvertibleWeightFn<S>>> WeightFns<S> for M {}
+
+/// Does work, compiled for each function, with the weights `exp(scale * score)` of a row.
+macro_rules! for_scale {
+    ($scale:expr, $largest:expr, $weight_fn:ident => $work:expr) => {
+        match ($scale, $largest) {
+            (1.0, largest) => {
+                let $weight_fn = $crate::kernels::Exp(largest);
+                $work
+            }
+            (scale, largest) => {
+                let $weight_fn = $crate::kernels::ScaledExp { shift: largest.into(), scale };
+                $work
+            }
+        }
+    };
+}
+pub(super) use for_scale;
+
+/// Does work, compiled for each function, with the weights of a row in f64.
+macro_rules! for_weights {
+    ($weights:expr, $largest:expr, $weight_fn:ident => $work:expr) => {
+        match $weights {
+            $crate::rows::WeightKind::Weight => {
+                let $weight_fn = $crate::kernels::Identity;
+                $work
+            }
+            $crate::rows::WeightKind::Exp { scale } => {
+                $crate::select::weight_fn::for_scale!(scale, $largest, $weight_fn => $work)
+            }
+        }
+    };
+}
+pub(super) use for_weights;
+
 /// Returns `true` if scores near this finite one can be weighed roughly.
-pub(crate) fn is_near(score: f64, scale: f64) -> bool {
+pub(super) fn is_near(score: f64, scale: f64) -> bool {
     (score * scale).abs() < FAR && scale < STEEP
 }
 
@@ -51,6 +94,7 @@ impl<S: Scalar> InvertibleWeightFn<S> for ScaledExp {
 }
 
 impl<S: Scalar> InvertibleWeightFn<S> for Identity {
+    const EXACT: bool = true;
     fn score_at(&self, largest: S, depth: f64) -> S {
         S::nearest(largest.into() * (-depth).exp())
     }

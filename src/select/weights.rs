@@ -1,12 +1,12 @@
 //! Weights of a row in f32, relative to its largest.
 
-use super::prepared::{Prepared, Source, Visitor};
-use super::scratch::{PerDtype, Workspace};
-use super::weight_fn::InvertibleWeightFn;
+use super::read::{Row, Source};
+use super::scratch::{ReadScratch, Workspace};
+use super::weight_fn::{InvertibleWeightFn, for_scale, for_weights};
 use crate::error::Error;
-use crate::kernels::{Element, Scalar, Simd};
+use crate::kernels::{InDouble, Scalar, Simd};
 use crate::numerics::certified_sums::ErrorBound;
-use crate::rows::Scores;
+use crate::rows::{Scores, for_dtype};
 use crate::runtime::scratch::with_scratch;
 
 /// Description of the weights that [`weigh_row`] wrote.
@@ -32,16 +32,42 @@ pub(crate) fn weigh_row(
     row: usize,
     out: &mut [f32],
 ) -> Result<RowWeights, Error> {
-    let source =
-        Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, prefetch: None };
-    let visitor = Write { simd: source.simd, n: scores.longest(), out };
+    let source = Source::new(scores, row, Simd::current()?);
+    let n = scores.longest();
     with_scratch(|workspace: &mut Workspace| {
-        if source.is_plain(workspace)? {
-            source.native(workspace, visitor)
-        } else {
-            source.double(workspace, visitor)
+        let read = &mut workspace.row.read;
+        if source.is_plain(&mut read.admitted)? {
+            return for_dtype!(scores.data, stored => {
+                let row = source.whole(stored, read)?;
+                for_scale!(scores.scale.abs(), row.keys.largest, weight_fn =>
+                    Ok(write(&row, weight_fn, n, out)))
+            });
         }
+        let (row, kind) = source.double(&mut read.copies.f64)?;
+        for_weights!(kind, row.keys.largest, weight_fn => Ok(write(&row, weight_fn, n, out)))
     })
+}
+
+fn write<E: InDouble, W: InvertibleWeightFn<E::Scalar>>(
+    row: &Row<'_, E>,
+    weight_fn: W,
+    n: usize,
+    out: &mut [f32],
+) -> RowWeights {
+    let (scores, keys) = (row.scores.as_slice(), &row.keys);
+    let unit: f64 = if W::EXACT { keys.largest.into() } else { 1.0 };
+    let total = keys.simd.weights_f32(scores, weight_fn, unit, &mut out[..scores.len()]);
+    let whole = keys.visible == n;
+    if !whole {
+        out[scores.len()..].fill(HIDDEN);
+        for (out, score) in out.iter_mut().zip(scores) {
+            if score.widen() == E::Scalar::NEG_INFINITY {
+                *out = HIDDEN;
+            }
+        }
+        out[n..].fill(0.0);
+    }
+    RowWeights { total, slack: row.slack, whole }
 }
 
 /// Marks the keys that a row sees. Returns `true` if it sees all.
@@ -49,87 +75,20 @@ pub(crate) fn weigh_row(
 /// # Errors
 /// The error of an invalid row.
 pub(crate) fn see_row(scores: &Scores<'_>, row: usize, seen: &mut [bool]) -> Result<bool, Error> {
-    let source =
-        Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, prefetch: None };
-    let visitor = See { seen };
+    let source = Source::new(scores, row, Simd::current()?);
     with_scratch(|workspace: &mut Workspace| {
-        if source.is_plain(workspace)? {
-            source.native(workspace, visitor)
-        } else {
-            source.double(workspace, visitor)
+        let read: &mut ReadScratch = &mut workspace.row.read;
+        if source.is_plain(&mut read.admitted)? {
+            return for_dtype!(scores.data, stored => Ok(mark(&source.whole(stored, read)?, seen)));
         }
+        Ok(mark(&source.double(&mut read.copies.f64)?.0, seen))
     })
 }
 
-/// Visitor that marks the visible scores of a prepared row.
-struct See<'a> {
-    seen: &'a mut [bool],
-}
-
-impl Visitor for See<'_> {
-    type Output = bool;
-
-    fn searches(&self) -> bool {
-        false
+fn mark<E: InDouble>(row: &Row<'_, E>, seen: &mut [bool]) -> bool {
+    let whole = row.keys.visible == seen.len();
+    for (seen, score) in seen.iter_mut().zip(row.scores.as_slice()) {
+        *seen |= whole || score.widen() > E::Scalar::NEG_INFINITY;
     }
-
-    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
-        self,
-        row: Prepared<'_, E>,
-        _weight_fn: W,
-        _workspace: &mut Workspace,
-    ) -> Result<bool, Error>
-    where
-        E::Scalar: Element<Scalar = E::Scalar>,
-    {
-        let whole = row.visible == self.seen.len();
-        if whole {
-            self.seen.fill(true);
-        } else {
-            for (seen, score) in self.seen.iter_mut().zip(row.scores.as_slice()) {
-                *seen |= score.widen() > E::Scalar::NEG_INFINITY;
-            }
-        }
-        Ok(whole)
-    }
-}
-
-/// Visitor that writes the weights of a prepared row.
-struct Write<'a> {
-    simd: Simd,
-    n: usize,
-    out: &'a mut [f32],
-}
-
-impl Visitor for Write<'_> {
-    type Output = RowWeights;
-
-    fn searches(&self) -> bool {
-        false
-    }
-
-    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
-        self,
-        row: Prepared<'_, E>,
-        weight_fn: W,
-        _workspace: &mut Workspace,
-    ) -> Result<RowWeights, Error>
-    where
-        E::Scalar: Element<Scalar = E::Scalar>,
-    {
-        let scores = row.scores.as_slice();
-        let unit: f64 = if row.weights { row.largest.into() } else { 1.0 };
-        let total = self.simd.weights_f32(scores, weight_fn, unit, &mut self.out[..scores.len()]);
-        let whole = row.visible == self.n;
-        if !whole {
-            self.out[scores.len()..].fill(HIDDEN);
-            for (out, score) in self.out.iter_mut().zip(scores) {
-                if score.widen() == E::Scalar::NEG_INFINITY {
-                    *out = HIDDEN;
-                }
-            }
-            self.out[self.n..].fill(0.0);
-        }
-        Ok(RowWeights { total, slack: row.slack, whole })
-    }
+    whole
 }

@@ -14,23 +14,12 @@ use certk_rs::{Error, ErrorClass, Scores, interruptible};
 
 pyo3::import_exception!(certk_rs.errors, CertkError);
 
-/// Rust names in messages, with their Python names.
-const NAMES: [(&str, &str); 5] = [
-    ("(-inf, or 0 in Mask::Allowed)", "(-inf or mask=False)"),
-    ("(-inf score, or 0 in Mask::Allowed)", "(-inf score or mask=False)"),
-    ("Kind::Probs", "kind=\"probs\""),
-    ("Kind::Logits", "kind=\"logits\""),
-    ("force_simd_level", "set_simd_level"),
-];
-
 /// Returns the Python exception for an error of the crate.
 pub(super) fn raised(error: Error) -> PyErr {
     if error.class() == ErrorClass::Cancelled {
         return PyKeyboardInterrupt::new_err(());
     }
-    let message = error.to_string();
-    let message = NAMES.iter().fold(message, |all, (rust, python)| all.replace(rust, python));
-    CertkError::new_err(message)
+    CertkError::new_err(error.to_string())
 }
 
 /// Conversion of a result of the crate to one of Python's.

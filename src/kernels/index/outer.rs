@@ -6,8 +6,7 @@
 use super::encode::{BIAS, ROUND};
 use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP};
 use crate::kernels::simd::{BytePass, Pass, Simd};
-use crate::runtime::recycled::held;
-use crate::runtime::workspace::Scratch;
+use crate::runtime::held::held;
 
 /// Keys whose outer products are summed in integers.
 pub(crate) const PANEL: usize = 256;
@@ -20,12 +19,7 @@ pub(crate) struct Packed {
     totals: Vec<i32>,
 }
 
-impl Scratch for Packed {
-    fn bytes(&self) -> usize {
-        let Packed { bytes, signed, totals } = self;
-        held(bytes) + held(signed) + held(totals)
-    }
-}
+held!(Packed { bytes, signed, totals });
 
 struct Pack<'a> {
     residuals: &'a [f32],

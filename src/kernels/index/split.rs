@@ -18,7 +18,7 @@ use super::scan::{Coarse, Number};
 use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, Single, ask_for};
 use crate::kernels::simd::{BytePass, Simd};
 use crate::kernels::weights::DEPTH;
-use crate::runtime::recycled::held;
+use crate::runtime::held::Held;
 
 /// Keys at a time: that many groups are summed in f32.
 pub(crate) const SPLIT_KEYS: usize = DEPTH * LANES;
@@ -57,12 +57,13 @@ pub(crate) struct Above {
     before: (f64, f64),
 }
 
-impl Above {
-    /// Returns the bytes of its lists.
-    pub(crate) fn bytes(&self) -> usize {
-        held(&self.positions) + held(&self.scores)
+impl Held for Above {
+    fn held(&self) -> usize {
+        self.positions.held() + self.scores.held()
     }
+}
 
+impl Above {
     /// Prepares for another row.
     pub(crate) fn forget(&mut self) {
         (self.again, self.misses) = (false, 0);

@@ -19,7 +19,7 @@ pub(crate) const BESIDE: usize = 8;
 
 /// Sixteen lanes of one float type.
 pub(crate) trait Lanes: Copy {
-    type Scalar: Scalar;
+    type Scalar: Scalar + Element<Scalar = Self::Scalar>;
     /// One truth value per lane, in the form that the level computes with.
     type Mask: Copy;
     /// Sixteen f64 accumulators.
@@ -205,7 +205,7 @@ impl Scalar for f64 {
 
 /// A stored type that kernels read.
 pub(crate) trait Element: Copy + Default + Send + Sync + std::fmt::Debug + 'static {
-    type Scalar: Scalar;
+    type Scalar: Scalar + Element<Scalar = Self::Scalar>;
     /// The stored value of a masked entry.
     const MASKED: Self;
 

@@ -63,8 +63,6 @@ struct FindCandidates<'a, 'b, E: Element, M> {
 
 impl<E: Element, M: WeightFnOf<E::Scalar>> Pass<[Candidate<E::Scalar>; BATCH]>
     for FindCandidates<'_, '_, E, M>
-where
-    E::Scalar: Element<Scalar = E::Scalar>,
 {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> [Candidate<E::Scalar>; BATCH] {
@@ -165,10 +163,7 @@ impl Simd {
         target: &TailTarget,
         weight_fn: M,
         room: &mut BatchScratch<'_, E>,
-    ) -> [Candidate<E::Scalar>; BATCH]
-    where
-        E::Scalar: Element<Scalar = E::Scalar>,
-    {
+    ) -> [Candidate<E::Scalar>; BATCH] {
         self.run(FindCandidates { rows, target, weight_fn, room })
     }
 }
@@ -214,9 +209,7 @@ unsafe fn enclose<L: Level, E: Element>(
     to: *mut E::Scalar,
     to_weights: *mut E::Scalar,
     found: &mut Candidate<E::Scalar>,
-) where
-    E::Scalar: Element<Scalar = E::Scalar>,
-{
+) {
     let limit = target.share * found.total;
     let from = (scores.as_ptr(), weights.as_ptr(), scores.len());
     let mut left = 2;

@@ -40,10 +40,7 @@ pub(super) unsafe fn sampled<L: Level, E: Element>(
     weights: &[E::Scalar],
     found: &Candidate<E::Scalar>,
     target: &TailTarget,
-) -> (E::Scalar, E::Scalar)
-where
-    E::Scalar: Element<Scalar = E::Scalar>,
-{
+) -> (E::Scalar, E::Scalar) {
     let mut raw = [E::MASKED; SAMPLE];
     let mut sample_weights = [E::Scalar::default(); SAMPLE];
     let stride = scores.len() / SAMPLE;

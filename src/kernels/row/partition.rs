@@ -7,6 +7,7 @@ use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
 use crate::kernels::simd::{Pass, Simd};
 use crate::kernels::weights::{DEPTH, Sum, WeightFn};
 use crate::numerics::certified_sums::CHUNK;
+use crate::runtime::held::held;
 
 /// A growing list of scores and their weights, padded so that whole groups can be read and written.
 #[derive(Debug, Default)]
@@ -16,12 +17,7 @@ pub(crate) struct Bracket<S> {
     len: usize,
 }
 
-impl<S> Bracket<S> {
-    /// Returns the bytes that it holds.
-    pub(crate) fn bytes(&self) -> usize {
-        (self.scores.capacity() + self.weights.capacity()) * size_of::<S>()
-    }
-}
+held!(Bracket<S> { scores, weights; len });
 
 impl<S: Scalar> Bracket<S> {
     pub(crate) fn clear(&mut self) {
