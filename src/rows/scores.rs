@@ -270,13 +270,7 @@ impl<'a> Scores<'a> {
         additive: bool,
         rows: impl FnOnce(&[usize], usize) -> Result<StoredMask<'a>, Error>,
     ) -> Result<Self, Error> {
-        if self.indptr.is_some() {
-            return Err(Error::Conflict {
-                first: "mask",
-                second: "indptr",
-                remedy: "store -inf at masked entries of ragged rows",
-            });
-        }
+        self.not_ragged("mask", "store -inf at masked entries of ragged rows")?;
         if self.kind == Kind::Probs && additive {
             return Err(Error::MaskWithProbs);
         }
@@ -296,13 +290,7 @@ impl<'a> Scores<'a> {
     /// # Errors
     /// [`Error::Length`], [`Error::RowLength`], [`Error::Conflict`] with ragged rows.
     pub fn lengths(mut self, lengths: &'a [i64]) -> Result<Self, Error> {
-        if self.indptr.is_some() {
-            return Err(Error::Conflict {
-                first: "lengths",
-                second: "indptr",
-                remedy: "the row lengths are already in indptr",
-            });
-        }
+        self.not_ragged("lengths", "the row lengths are already in indptr")?;
         let n = self.n;
         let lengths = self.per_row("lengths", lengths)?.all(
             &self.batch,
@@ -325,13 +313,7 @@ impl<'a> Scores<'a> {
     /// # Errors
     /// [`Error::Conflict`] with ragged rows, [`Error::Shape`] if there is no second-last axis.
     pub fn causal_offset(mut self, offset: i64) -> Result<Self, Error> {
-        if self.indptr.is_some() {
-            return Err(Error::Conflict {
-                first: "causal_offset",
-                second: "indptr",
-                remedy: "cut the ragged rows to what each may see",
-            });
-        }
+        self.not_ragged("causal_offset", "cut the ragged rows to what each may see")?;
         if self.batch.is_empty() {
             return Err(Error::Shape {
                 argument: "scores",
@@ -396,6 +378,21 @@ impl<'a> Scores<'a> {
     /// Returns `true` if the rows come with `indptr`.
     pub fn is_ragged(&self) -> bool {
         self.indptr.is_some()
+    }
+
+    /// Refuses an argument that ragged rows do not take.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`].
+    pub(crate) fn not_ragged(
+        &self,
+        first: &'static str,
+        remedy: &'static str,
+    ) -> Result<(), Error> {
+        if self.is_ragged() {
+            return Err(Error::Conflict { first, second: "indptr", remedy });
+        }
+        Ok(())
     }
 
     /// Returns `true` if every stored number is a visible score without change.

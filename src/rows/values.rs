@@ -86,13 +86,7 @@ impl<'a> Values<'a> {
     /// # Errors
     /// [`Error::Shape`] if the shapes do not fit, [`Error::Conflict`] for ragged rows.
     pub(crate) fn rows_by_head(&self, scores: &Scores<'_>) -> Result<Vec<Vec<usize>>, Error> {
-        if scores.is_ragged() {
-            return Err(Error::Conflict {
-                first: "values",
-                second: "indptr",
-                remedy: "pad the rows to one length and mask",
-            });
-        }
+        scores.not_ragged("values", "pad the rows to one length and mask")?;
         let batch = scores.batch_shape();
         let misfit = |problem: String| {
             let mut shape = self.batch.clone();
@@ -145,11 +139,6 @@ impl<'a> Values<'a> {
     /// # Errors
     /// [`Error::Value`] at the first number that is not finite at a seen key.
     pub(crate) fn widen(&self, head: usize, seen: &[bool], to: &mut Vec<f64>) -> Result<(), Error> {
-        let (mut place, mut rest) = (vec![0; self.batch.len()], head);
-        for (i, &len) in place.iter_mut().zip(&self.batch).rev() {
-            *i = rest % len;
-            rest /= len;
-        }
         to.clear();
         room("values", to, product("values", &[self.n, self.d])?)?;
         for (j, &seen) in seen.iter().enumerate() {
@@ -163,8 +152,9 @@ impl<'a> Values<'a> {
             }
             self.data.widen(head * self.n + j, 0..self.d, to);
             if let Some(i) = to[from..].iter().position(|value| !value.is_finite()) {
-                place.extend([j, i]);
-                return Err(Error::Value { value: to[from + i], place: Place(place) });
+                let mut place = Place::unravel(&self.batch, head);
+                place.0.extend([j, i]);
+                return Err(Error::Value { value: to[from + i], place });
             }
         }
         Ok(())

@@ -146,11 +146,8 @@ struct Judge<'a> {
     simd: Simd,
 }
 
-/// Verdict, `open` if more precise arithmetic could change it.
-struct Opinion {
-    verdict: Verdict,
-    open: bool,
-}
+/// Verdict, and `true` if more precise arithmetic could change it.
+type Opinion = (Verdict, bool);
 
 impl Judge<'_> {
     fn eps(&self, row: usize) -> Option<f64> {
@@ -165,23 +162,23 @@ impl Judge<'_> {
         let source = Source { threads, ..Source::new(scores, row, simd) };
         let RowScratch { read, search, keep, .. } = scratch;
         if source.is_plain(&mut read.admitted)? {
-            let opinion = for_dtype!(scores.data, stored => {
+            let (verdict, open) = for_dtype!(scores.data, stored => {
                 let read = source.whole(stored, read)?;
                 for_scale!(scores.scale.abs(), read.keys.largest, weight_fn =>
                     self.read_row(row, &read, weight_fn, search, keep)?)
             });
-            if !opinion.open {
-                return Ok(opinion.verdict);
+            if !open {
+                return Ok(verdict);
             }
         }
         let (read, kind) = source.double(&mut read.copies.f64)?;
-        let opinion = for_weights!(kind, read.keys.largest, weight_fn =>
+        let (verdict, open) = for_weights!(kind, read.keys.largest, weight_fn =>
             self.read_row(row, &read, weight_fn, search, keep)?);
-        if opinion.open {
+        if open {
             // Ties and stored weights can be decided exactly: the independent checker does so.
             return certificate::check_row(scores, self.keep, row, self.eps(row));
         }
-        Ok(opinion.verdict)
+        Ok(verdict)
     }
 
     /// Judges a row that was read, on several threads if it is long.
@@ -210,7 +207,7 @@ impl Judge<'_> {
             sums(&keys, &bytes[..scores.len()], weight_fn)?
         };
         if visible == 0 {
-            return Ok(Opinion { verdict: Verdict::EMPTY, open: false });
+            return Ok((Verdict::EMPTY, false));
         }
         let split = SplitSums {
             tail: given.tail,
@@ -222,19 +219,19 @@ impl Judge<'_> {
         let lower = split.lower(slack.certify, slack.flush).min(upper);
         let mut verdict = Verdict { kept: split.kept, upper, lower, holds: false, minimal: false };
         let Some(eps) = self.eps(number) else {
-            return Ok(Opinion { verdict, open: false });
+            return Ok((verdict, false));
         };
         verdict.holds = upper <= eps;
         if !verdict.holds {
-            return Ok(Opinion { verdict, open: lower <= eps });
+            return Ok((verdict, lower <= eps));
         }
         if !self.minimal {
-            return Ok(Opinion { verdict, open: false });
+            return Ok((verdict, false));
         }
         let fewer = split.kept - 1;
         if fewer == 0 || eps == 0.0 && split.dropped == 0 {
             verdict.minimal = true;
-            return Ok(Opinion { verdict, open: false });
+            return Ok((verdict, false));
         }
         if given.worst_kept >= given.best_dropped {
             // A set of the best keys: one key less is the best smaller set. Its head is a difference, whose relative
@@ -253,27 +250,20 @@ impl Judge<'_> {
                 // Equal weights: decided in integers.
                 let visible = visible as u64;
                 verdict.minimal = !certified_sums::equal_weights_hold(fewer as u64, visible, eps);
-                return Ok(Opinion { verdict, open: false });
+                return Ok((verdict, false));
             }
             // More precise arithmetic could prove more. Rows that f32 leaves open stay open, or the check would cost
             // more than the selection.
             let open = !E::SINGLE
                 && !verdict.minimal
                 && smaller.upper(3.0 * slack.certify, slack.flush) > eps;
-            return Ok(Opinion { verdict, open });
+            return Ok((verdict, open));
         }
-        let constraints = Constraints {
-            eps,
-            slack,
-            min_keep: 1,
-            max_keep: usize::MAX,
-            decide_on: DecideOn::Lower,
-            exact_ties: false,
-        };
+        let rule = Constraints { decide_on: DecideOn::Lower, ..Constraints::new(eps, slack) };
         let search = E::Scalar::scratch(search);
-        let least = Search { keys: &keys, weight_fn, rule: &constraints }.run(None, search)?;
+        let least = Search { keys: &keys, weight_fn, rule: &rule }.run(None, search)?;
         verdict.minimal = least.minimal && split.kept <= least.split.kept;
-        Ok(Opinion { verdict, open: false })
+        Ok((verdict, false))
     }
 }
 

@@ -3,26 +3,26 @@
 use crate::numerics::certified_sums::{ErrorBound, SplitSums};
 
 /// Below such a budget it matters how many keys were flushed.
-pub(crate) const TINY_BUDGET: f64 = 1e-28;
+pub(super) const TINY_BUDGET: f64 = 1e-28;
 
 /// Constraints on a kept set.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Constraints {
-    pub(crate) eps: f64,
-    pub(crate) slack: ErrorBound,
+pub(super) struct Constraints {
+    pub(super) eps: f64,
+    pub(super) slack: ErrorBound,
     /// Least number of keys, forced ones included.
-    pub(crate) min_keep: usize,
+    pub(super) min_keep: usize,
     /// Number of keys at which a set is accepted, over budget or not.
-    pub(crate) max_keep: usize,
-    pub(crate) decide_on: DecideOn,
+    pub(super) max_keep: usize,
+    pub(super) decide_on: DecideOn,
     /// `true` if equal scores have exactly equal real weights, so that integers decide where the tail mass may equal
     /// the budget.
-    pub(crate) exact_ties: bool,
+    pub(super) exact_ties: bool,
 }
 
 /// End of the interval for the tail mass that decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DecideOn {
+pub(super) enum DecideOn {
     /// The upper end: the set found is certified.
     Upper,
     /// The lower end: no smaller set than the one found can hold.
@@ -30,7 +30,13 @@ pub(crate) enum DecideOn {
 }
 
 impl Constraints {
-    pub(crate) fn accepts(&self, split: &SplitSums) -> bool {
+    /// Returns the constraints of a certified set of at least one key, without ties in integers.
+    pub(super) fn new(eps: f64, slack: ErrorBound) -> Self {
+        let (decide_on, exact_ties) = (DecideOn::Upper, false);
+        Constraints { eps, slack, min_keep: 1, max_keep: usize::MAX, decide_on, exact_ties }
+    }
+
+    pub(super) fn accepts(&self, split: &SplitSums) -> bool {
         split.kept >= self.min_keep && (split.kept >= self.max_keep || self.affords(split))
     }
 
@@ -43,7 +49,7 @@ impl Constraints {
     }
 
     /// Returns `true` if the set provably loses more than the budget.
-    pub(crate) fn refutes(&self, split: &SplitSums) -> bool {
+    pub(super) fn refutes(&self, split: &SplitSums) -> bool {
         split.lower(self.slack.certify, self.slack.flush) > self.eps
     }
 
@@ -53,7 +59,7 @@ impl Constraints {
     }
 
     /// Returns the approximate largest tail that is allowed, for a row of this total mass.
-    pub(crate) fn target(&self, total: f64) -> f64 {
+    pub(super) fn target(&self, total: f64) -> f64 {
         let slack = match self.decide_on {
             DecideOn::Upper => 1.0 + self.slack.select,
             DecideOn::Lower => 1.0 / (1.0 + self.slack.certify),

@@ -1,7 +1,7 @@
 //! Decision of one row: read, searched by keys or by blocks, settled, then listed.
 
 use super::candidates::Candidates;
-use super::constraints::{Constraints, DecideOn};
+use super::constraints::Constraints;
 use super::job::{SelectJob, Typed};
 use super::options::{Options, allowed_keys};
 use super::read::{Row, RowScores, Source};
@@ -103,25 +103,15 @@ impl SelectJob<'_> {
         forced.find(scores.as_slice(), keys.visible, keep_first, keep_last)?;
         let count = forced.first.len() + forced.last.len();
         let constraints = Constraints {
-            eps: self.eps(number),
-            slack,
             min_keep: min_keep.clamp(1, keys.visible),
             max_keep: allowed_keys(self.options, keys.visible, count, self.scores, number)?,
-            decide_on: DecideOn::Upper,
             exact_ties,
+            ..Constraints::new(self.eps(number), slack)
         };
         if block_size > 1 {
-            let all = Candidates { scores: scores.as_slice(), ..keys };
-            let row = (self.scores, number);
-            return search_blocks::search(
-                &all,
-                weight_fn,
-                &constraints,
-                block_size,
-                forced,
-                row,
-                out,
-            );
+            let keys = &Candidates { scores: scores.as_slice(), ..keys };
+            let (row, size) = ((self.scores, number), block_size);
+            return search_blocks::search(keys, weight_fn, &constraints, size, forced, row, out);
         }
         let own = forced.take_from(&mut scores)?;
         let scores = scores.as_slice();

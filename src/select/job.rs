@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::constraints::{Constraints, DecideOn};
+use super::constraints::Constraints;
 use super::options::Options;
 use crate::error::Error;
 use crate::kernels::{Element, LANES, Prefetch, Simd, Strided, ask_for_huge_pages};
@@ -26,9 +26,9 @@ impl<'a> SelectJob<'a> {
         eps: &'a [f64],
         options: &'a Options,
     ) -> Result<Self, Error> {
-        if scores.is_ragged() && options.block_size > 1 {
+        if options.block_size > 1 {
             let remedy = "pad the rows and give lengths, or leave block_size at 1";
-            return Err(Error::Conflict { first: "block_size", second: "indptr", remedy });
+            scores.not_ragged("block_size", remedy)?;
         }
         let eps = scores.budgets(eps)?;
         options.check()?;
@@ -106,13 +106,6 @@ impl SelectJob<'_> {
             Stored::F64(_) => ErrorBound::f64(n, radius),
             _ => ErrorBound::f32(radius),
         };
-        Constraints {
-            eps: self.eps(row),
-            slack,
-            min_keep: 1,
-            max_keep: usize::MAX,
-            decide_on: DecideOn::Upper,
-            exact_ties: radius == 0.0,
-        }
+        Constraints { exact_ties: radius == 0.0, ..Constraints::new(self.eps(row), slack) }
     }
 }

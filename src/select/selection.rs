@@ -155,7 +155,7 @@ impl Decision {
     pub(super) const EMPTY: Decision =
         Decision { kept: 0, upper: 0.0, lower: 0.0, minimal: true, status: Status::Empty };
 
-    pub(crate) fn new(
+    pub(super) fn new(
         split: &SplitSums,
         minimal: bool,
         exact: bool,
