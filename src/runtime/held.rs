@@ -1,6 +1,6 @@
 //! Bytes held by buffers.
 
-/// Buffer, or struct of buffers, of which the memory is counted.
+/// Buffer, or struct of buffers, with a known size in memory.
 pub(crate) trait Held {
     /// Returns the bytes that it holds.
     fn held(&self) -> usize;
@@ -24,7 +24,7 @@ impl<T: Held, const N: usize> Held for [T; N] {
     }
 }
 
-/// Adds up the memory of a struct's fields. All are named, those without memory last.
+/// Implements [`Held`] as the sum over a struct's fields. All are named: after a semicolon those without a buffer.
 macro_rules! held {
     ($name:ident $(<$($of:ident),*>)? { $($field:ident),* $(; $($plain:ident),*)? }) => {
         impl $(<$($of),*>)? $crate::runtime::held::Held for $name $(<$($of),*>)? {

@@ -21,7 +21,7 @@ impl<T: Recycled> Recycled for Option<T> {
     }
 }
 
-/// Makes a struct of buffers a [`Recycled`] result. All fields are named, those without memory last.
+/// Implements [`Recycled`] for a struct of buffers. All fields are named: after a semicolon those to reset.
 macro_rules! recycled {
     ($name:ident { $($field:ident),* $(; $($plain:ident),*)? }) => {
         $crate::runtime::held::held!($name { $($field),* $(; $($plain),*)? });

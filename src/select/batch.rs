@@ -111,7 +111,7 @@ impl SelectJob<'_> {
         with_scratch(|workspace: &mut Workspace| self.append(rows, threads, workspace, to))
     }
 
-    /// Appends the answers for some rows: the one place where types of scores and weights are told apart.
+    /// Appends the answers for some rows. Only here are the types of scores and weights told apart.
     fn append(
         &self,
         rows: Range<usize>,

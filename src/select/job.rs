@@ -36,7 +36,7 @@ impl<'a> SelectJob<'a> {
     }
 }
 
-/// A call with the type of its scores and its weight functions, for rows in their own dtype.
+/// Call whose types of scores and weights are known.
 pub(super) struct Typed<'a, E, M> {
     pub(super) job: &'a SelectJob<'a>,
     pub(super) stored: &'a Strided<'a, E>,

@@ -10,7 +10,7 @@ use crate::rows::{Kind, Scores, StoredMask, WeightKind, WideScores};
 use crate::runtime::ambient;
 use crate::runtime::threads;
 
-/// A row that was read.
+/// Row as it was read.
 pub(super) struct Row<'a, E: Element> {
     /// Scores, larger is better. Masked entries are -inf, and so is the padding to whole groups of lanes.
     pub(super) scores: RowScores<'a, E>,
@@ -48,7 +48,7 @@ impl<E> RowScores<'_, E> {
     }
 }
 
-/// A row and the way to read it.
+/// Row to read, and the way to read it.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) scores: &'a Scores<'a>,

@@ -40,7 +40,7 @@ const TRUSTED: f64 = 0.09;
 /// Approximate relative error of a row's rough mass.
 const ROUGH: f64 = 0.05;
 
-/// A search: the keys of a row, their weights and the rule.
+/// Search of one row: its keys, their weights, and the rule for a set.
 pub(super) struct Search<'a, E: Element, W> {
     pub(super) keys: &'a Candidates<'a, E>,
     pub(super) weight_fn: W,

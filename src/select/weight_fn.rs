@@ -29,7 +29,7 @@ pub(super) trait WeightFns<S: Scalar>:
 
 impl<S: Scalar, M: WeightFnOf<S, Weights: InvertibleWeightFn<S>>> WeightFns<S> for M {}
 
-/// Does work, compiled for each function, with the weights `exp(scale * score)` of a row.
+/// Runs `$work` with the weight function `exp(scale * score)` of a row. A scale of 1 has code of its own.
 macro_rules! for_scale {
     ($scale:expr, $largest:expr, $weight_fn:ident => $work:expr) => {
         match ($scale, $largest) {
@@ -46,7 +46,7 @@ macro_rules! for_scale {
 }
 pub(super) use for_scale;
 
-/// Does work, compiled for each function, with the weights of a row in f64.
+/// Runs `$work` with the weight function of a row in f64. Each function has code of its own.
 macro_rules! for_weights {
     ($weights:expr, $largest:expr, $weight_fn:ident => $work:expr) => {
         match $weights {

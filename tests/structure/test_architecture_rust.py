@@ -175,6 +175,14 @@ def test_every_level_is_named_wherever_levels_are_tried() -> None:
     assert set(re.findall(r"\w+", listed[1])) == named
 
 
+def test_messages_of_errors_are_true_in_both_languages() -> None:
+    """The binding passes them on: they hold no Rust path and no function of one language."""
+    text = (ROOT / "src" / "error.rs").read_text()
+    messages = re.findall(r"#\[error\((.*?)\)\]\n", text, re.S)
+    assert len(messages) == text.count("#[error(") > 40
+    assert not [said for said in messages if re.search(r"::|simd_level|=True|=False", said)]
+
+
 def undocumented_unsafe(text: str) -> list[int]:
     """Lines whose `unsafe` says nowhere near who guarantees what.
 
