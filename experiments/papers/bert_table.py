@@ -8,10 +8,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from delta_k_search import delta_k_search
+from mc_search import balls, consecutive, counted, mc_search
 
 from certk_rs import KeyIndex, gaussian, select
 
-from .balls import balls, consecutive, scored
 from .common import (
     ROOT,
     Head,
@@ -85,12 +86,11 @@ def _measured(head: Head) -> dict[str, float]:
         "gaussian": gaussian.keep_fraction(gaussian.fit(scores).sigma, EPS) * n,
     }
     cells = balls(head.keys, consecutive(n, SIZE))
-    upper = cells.upper(head.queries, head.scale)
     # A cache stores numbers that are exact in float32.
     index = KeyIndex.build(head.keys.astype(np.float32), threads=1)
     queries = head.queries.astype(np.float32)
-    found["mc_balls"] = scored(scores, upper, cells, EPS)
-    found["gap_balls"] = scored(scores, upper, cells, EPS, gap=True)
+    found["mc_balls"] = counted(mc_search, head, cells, EPS)
+    found["gap_balls"] = counted(delta_k_search, head, cells, EPS)
     found["mc_codes"] = index.search(queries, EPS, scale=head.scale, rule="mass").scored
     found["gap_codes"] = index.search(queries, EPS, scale=head.scale, rule="gap").scored
     for name in SEARCHES:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from mc_search import balls, clustered, consecutive, counted, mc_search
 
 from certk_rs import KeyIndex, bounds, select
 
-from .balls import balls, clustered, consecutive, scored
 from .common import (
     Array,
     Head,
@@ -129,8 +129,7 @@ def _parted(settings: Settings, heads: tuple[Head, ...]) -> Rows:
                 else:
                     of = clustered(head.keys, size, settings.random(8, n, size, i))
                 cells = balls(head.keys, of)
-                upper = cells.upper(head.queries, head.scale)
-                found.append([mean(scored(head.scores, upper, cells, eps)) / n for eps in EPS])
+                found.append([mean(counted(mc_search, head, cells, eps)) / n for eps in EPS])
             for eps, shares in zip(EPS, np.transpose(found), strict=True):
                 share = {"share": mean(shares), "share_error": interval(shares)}
                 rows.append({"n": n, "eps": eps, "partition": partition, "size": size} | share)

@@ -10,19 +10,21 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("torch")
 
-from papers import balls, bert_table, gap_rules, key_search
+import delta_k_search
+import mc_search
+from papers import bert_table, gap_rules, key_search
 from papers.common import EXAMPLE, heads_of, medians
 from papers.self_attention import Attention, spectral_norm
 
-from certk_rs import select
+from certk_rs import certify, select
 
 
 def slow(
     q: np.ndarray, keys: np.ndarray, cells: list[list[int]], scale: float, eps: float, gap: bool
-) -> int:
-    """Return the keys scored, by Python's own sums, cell after cell."""
+) -> tuple[int, int]:
+    """Return the keys scored and kept, by Python's own sums, cell after cell."""
     s = [scale * math.fsum(a * b for a, b in zip(q, key, strict=True)) for key in keys]
-    n, bounds = len(keys), []
+    n, bounds, odds = len(keys), [], eps / (1 - eps)
     for cell in cells:
         centre = [math.fsum(keys[i][j] for i in cell) / len(cell) for j in range(len(q))]
         radius = max(math.dist(keys[i], centre) for i in cell)
@@ -32,40 +34,51 @@ def slow(
     for j in range(1, len(cells) + 1):
         known = sorted((s[i] for c in order[:j] for i in cells[c]), reverse=True)
         closed = order[j:]
-        if gap:
-            above = max((bounds[c] for c in closed), default=-math.inf)
-            for k in range(1, len(known) + 1):
-                if k == n:
-                    return n
-                following = max([above, *known[k : k + 1]])
-                if known[k - 1] - following >= math.log((n - k) * (1 - eps) / (k * eps)):
-                    return len(known)
-        else:
-            may = math.fsum(len(cells[c]) * math.exp(bounds[c]) for c in closed)
-            if may <= eps / (1 - eps) * math.fsum(math.exp(x) for x in known):
-                return len(known)
+        above = max((bounds[c] for c in closed), default=-math.inf)
+        may = math.fsum(len(cells[c]) * math.exp(bounds[c]) for c in closed)
+        for k in range(1, len(known) + 1):
+            following = max([above, *known[k : k + 1]])
+            if not gap:
+                head = math.fsum(map(math.exp, known[:k]))
+                proven = may + math.fsum(map(math.exp, known[k:])) <= odds * head
+            elif k < n:
+                proven = known[k - 1] - following >= math.log((n - k) * (1 - eps) / (k * eps))
+            else:
+                proven = True
+            if proven:
+                return len(known), k
     raise AssertionError("all cells open prove everything")
 
 
-@pytest.mark.parametrize("gap", [False, True])
+@pytest.mark.parametrize("search", [mc_search.mc_search, delta_k_search.delta_k_search])
 @pytest.mark.parametrize("sharp", [0.3, 3.0, 12.0])
 @pytest.mark.parametrize("clusters", [False, True])
-def test_keys_scored_over_balls(clusters: bool, sharp: float, gap: bool) -> None:
+def test_searches_over_balls(clusters: bool, sharp: float, search: mc_search.Search) -> None:
+    """Keys scored and kept are those of the definitions, and the kept ones are exact search's."""
+    gap = search is delta_k_search.delta_k_search
     rng = np.random.default_rng([int(10 * sharp), gap])
     keys = rng.standard_normal((67, 5)) + 3 * rng.standard_normal((4, 5))[rng.integers(4, size=67)]
-    queries, scale = sharp * rng.standard_normal((6, 5)), 0.4
-    labels = balls.clustered(keys, 8, rng) if clusters else balls.consecutive(67, 8)
-    cells = balls.balls(keys, labels)
-    upper = cells.upper(queries, scale)
-    found = balls.scored(scale * queries @ keys.T, upper, cells, 0.05, gap=gap)
+    queries, scale, eps = sharp * rng.standard_normal((6, 5)), 0.4, 0.05
+    labels = mc_search.clustered(keys, 8, rng) if clusters else mc_search.consecutive(67, 8)
+    cells = mc_search.balls(keys, labels)
     members = [np.flatnonzero(labels == c).tolist() for c in np.unique(labels)]
-    assert found.tolist() == [slow(q, keys, members, scale, 0.05, gap) for q in queries]
     if clusters:
         assert len(members) > 1
         assert max(map(len, members)) < 67
-    upper[1, 2] -= 50.0
-    with pytest.raises(SystemExit, match="the bound of a cell is broken in 1 of"):
-        balls.scored(scale * queries @ keys.T, upper, cells, 0.05, gap=gap)
+    for q, scores in zip(queries, scale * queries @ keys.T, strict=True):
+        found = search(scores, cells.upper(q, scale), cells, eps)
+        sizes = len(found.scored), len(found.kept)
+        assert sizes == slow(q, keys, members, scale, eps, gap)
+        assert len(set(found.scored.tolist())) == sizes[0]
+        exact = select(scores, eps, prove_minimal=True)
+        assert certify(scores, found.kept).tail_mass_upper <= eps * (1 + 1e-12)
+        assert sizes[1] >= exact.k
+        if len(found.scored) == len(keys) and not gap:
+            assert sizes[1] == exact.k
+        upper = cells.upper(q, scale)
+        upper[2] = cells.largest(scores)[2] - 1.0
+        with pytest.raises(SystemExit, match="the bound of a cell is broken in 1 of"):
+            search(scores, upper, cells, eps)
 
 
 @pytest.mark.parametrize("sharp", [0.5, 3.0, 20.0])
