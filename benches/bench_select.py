@@ -17,15 +17,15 @@ from harness import machine, table
 from harness.clock import LEAST_REPEAT
 from harness.report import Entry, as_json, machine_text, section_text, summary
 from harness.verify import CheckFailedError
-from sections import drawn, given, growth, levels, long_rows, shapes, short_rows, threads
+from sections import given, growth, levels, long_rows, shapes, short_rows, threads
 from sections.settings import Settings
 
 HERE = Path(__file__).resolve().parent
 FIGURE = HERE.parent / "docs" / "figures" / "growth.png"
 MODULES: tuple[ModuleType, ...] = (
-    long_rows, short_rows, threads, levels, growth, shapes, given, drawn,
+    long_rows, short_rows, threads, levels, growth, shapes, given,
 )  # fmt: skip
-ORDER = ("S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "P", "G1", "G2", "A", "M", "C", "K", "T")
+ORDER = ("S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "P", "G1", "G2", "A", "M", "C", "K")
 TITLES: dict[str, str] = {name: title for part in MODULES for name, title in part.SECTIONS.items()}
 QUICK = {"repeat": LEAST_REPEAT, "scores": 1 << 18, "longest": 1 << 17}
 

@@ -74,7 +74,7 @@ pub use error::{Error, ErrorClass, Place};
 /// Crate of the half-precision types: `half::f16`, `half::bf16`.
 pub use half;
 pub use index::{
-    IndexOptions, KeyIndex, Over, Recall, RecallOptions, Rule, Rung, SearchOptions, SearchResult,
+    IndexOptions, KeyIndex, Recall, RecallOptions, Rule, Rung, SearchOptions, SearchResult,
 };
 pub use keepset::{Block, KeepSet, QueryOptions, keep_set, keep_set_of_queries};
 /// Crate of the array views that rows are read from.

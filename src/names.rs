@@ -32,7 +32,7 @@ pub(crate) use names;
 
 #[cfg(test)]
 mod tests {
-    use crate::{Kind, OutputBound, Over, Precision, Rung, Status};
+    use crate::{Kind, OutputBound, Precision, Rung, Status};
 
     #[test]
     fn names_are_read_as_they_are_written() {
@@ -42,7 +42,6 @@ mod tests {
             )+};
         }
         back!(Kind: Logits, LogProbs, Probs);
-        back!(Over: Codes, Cells, Both);
         back!(Precision: F64, F32, F16, Bf16);
         back!(Status: Certified, OverBudget, Empty);
         back!(Rung: Codes, Rescored, Dense);

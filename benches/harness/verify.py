@@ -124,18 +124,3 @@ def check_keep_set(scores: Array, found: ck.KeepSet, eps: float) -> None:
     _fail("the certificate exceeds eps", ~(upper <= eps))
     if not found.lower_bound <= found.k == int(one.sum()):
         raise CheckFailedError(f"{found.k} keys against a lower bound of {found.lower_bound}")
-
-
-def check_tail(scores: Array, kept: Array, found: ck.montecarlo.TailEstimate, width: float) -> None:
-    """Raise unless the interval of one row holds its tail mass and is narrow.
-
-    `scores` (n,), `kept` positions; `width` is the largest width of the odds relative to them.
-    """
-    row = scores.reshape(1, -1).astype(np.float64)
-    keep = np.zeros(row.shape, dtype=np.bool_)
-    keep[0, kept] = True
-    head, tail, _ = _masses(row, keep)
-    lower, upper = np.atleast_1d(found.lower), np.atleast_1d(found.upper)
-    _fail("the tail mass is outside", _outside(tail / (head + tail), lower, upper))
-    odds = upper / (1 - upper) - lower / (1 - lower)
-    _fail("the interval is too wide", odds > width * tail / head)

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use certk_rs::bindings::{Saved, Trust};
 use certk_rs::half::bf16;
-use certk_rs::{AttentionOptions, Budget, KeyIndex, Over, Rule, SearchOptions, attention};
+use certk_rs::{AttentionOptions, Budget, KeyIndex, Rule, SearchOptions, attention};
 
 use super::search::Indexed;
 use super::select::set_level;
@@ -93,8 +93,7 @@ pub fn run(input: &[u8]) {
     }
     let (queries, keys) = (case.queries.vectors("q"), case.keys.vectors("keys"));
     let rule = tape.one_of(&[Rule::Mass, Rule::Mass, Rule::Gap, Rule::TopK(3)]);
-    let over = tape.one_of(&[Over::Codes, Over::Both]);
-    let options = SearchOptions::new().rule(rule).over(over).threads(1).causal(case.sight.causal);
+    let options = SearchOptions::new().rule(rule).threads(1).causal(case.sight.causal);
     let options = options.lengths(case.sight.lengths.as_deref());
     // Answers of a damaged index may be of anything, but they have the form of answers.
     for keys in [Some(&keys), None] {

@@ -1,8 +1,6 @@
 //! Searches over indexes that are built, appended to and shared, against scores computed one by one.
 
-use certk_rs::{
-    Context, Error, IndexOptions, KeyIndex, Over, Rule, SearchOptions, SearchResult, Status,
-};
+use certk_rs::{Context, Error, IndexOptions, KeyIndex, Rule, SearchOptions, SearchResult, Status};
 
 use super::heads::{Matrices, Sight, scored};
 use super::select::{budget, same, set_level};
@@ -125,13 +123,11 @@ pub fn run(input: &[u8]) {
         _ => Rule::Mass,
     };
     let eps = budget(&mut tape, known.first());
-    let over = tape.one_of(&[Over::Codes, Over::Codes, Over::Cells, Over::Both]);
     let most = tape.rarely(4).then(|| tape.below(30));
     let Sight { causal, lengths, mask } = &case.sight;
     let options = |threads| {
         let mut options = SearchOptions::new()
             .rule(rule)
-            .over(over)
             .causal(*causal)
             .scale(case.scale)
             .max_scored(most)

@@ -8,8 +8,8 @@ batch shape; lengths and radius are 1-D, of length `rows`, or 1 where one value 
 Every function raises `certk_rs.CertkError` for bad input and lets KeyboardInterrupt pass.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Sequence
+from typing import Any, BinaryIO, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,6 @@ __all__ = [
     "smallest_k",
     "tail_mass",
     "tail_mass_from_kl",
-    "tail_mass_of_drawn",
     "visible_rows",
 ]
 
@@ -167,25 +166,11 @@ class KeyIndex:
             object,
             object,
             object,
-            object,
             NDArray[np.int64] | None,
             NDArray[np.bool_] | None,
         ],
     ) -> Searched:
-        """How: scale, rule, k, over, max_scored, threads; then causal, lengths, mask."""
-
-    def tail_mass(
-        self,
-        q: _Stored,
-        keys: _Stored,
-        keep: _Keep,
-        batch: tuple[int, ...],
-        scale: object,
-        options: tuple[
-            object, object, object, object, float | NDArray[np.float64] | None, bool, object
-        ],
-    ) -> Estimated:
-        """Options as those of the function `tail_mass`."""
+        """How: scale, rule, k, max_scored, threads; then causal, lengths, mask."""
 
     def log_mass(
         self, q: _Stored, how: _Weighing
@@ -201,8 +186,13 @@ class KeyIndex:
         how: _Weighing,
     ) -> Recalled: ...
     def check(self, keys: _Stored, threads: object) -> None: ...
+    def write_to(self, file: BinaryIO) -> None: ...
+    @staticmethod
+    def read_from(file: BinaryIO) -> KeyIndex:
+        """Read an index, and nothing behind it."""
+
     def parts(self) -> list[_Head]:
-        """Return copies of the arrays to be saved, head by head."""
+        """Return copies of the arrays of each head."""
 
     @staticmethod
     def of_parts(shape: tuple[int, ...], dtype: str, heads: list[_Head]) -> KeyIndex: ...
@@ -432,16 +422,6 @@ def tail_mass(
     ],
 ) -> Estimated:
     """Options are delta, draws, method, seed, eps, whether delta is for all rows, threads."""
-
-def tail_mass_of_drawn(
-    bounds: _Stored,
-    keep: _Keep,
-    score: Callable[[NDArray[np.int64]], NDArray[np.float64]],
-    options: tuple[
-        object, object, object, object, float | NDArray[np.float64] | None, bool, object
-    ],
-) -> Estimated:
-    """Do as `tail_mass` for one row whose scores are asked for where they are wanted."""
 
 def mean_bounds(
     values: NDArray[np.float64],

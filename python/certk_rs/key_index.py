@@ -1,8 +1,8 @@
 """An index of keys: most keys are judged by one byte an entry, few are scored.
 
 Sources: "A Mathematical Theory of Top-k Sparse Attention via Total Variation Distance"
-(arXiv 2512.07647) for the rules by mass and by gap, and for balls around cells of keys. Cells of 16
-consecutive keys and their boxes are ours, as is the Gram certificate over codes: docs/search.md.
+(arXiv 2512.07647) for the rules by mass and by gap. The Gram certificate over codes is ours:
+docs/search.md.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _native
 from ._arrays import coerce
-from ._arrays.kept import Keep, as_native_kept
 from ._arrays.rows import budgets
-from ._files.index import PARTS, read_index, write_index
-from ._ragged import starts_of
+from ._files.atomic import NewFile, names_the_file
 from .errors import CertkError
-from .montecarlo import Drawing, Family, Method, TailEstimate
 from .results import RecallResult, SearchResult
 
 Rule = Literal["mass", "gap", "top_k"]
-Over = Literal["codes", "cells", "both"]
+# Of each head, in the order of `_native.KeyIndex.parts`: its name, dtypes in a file and here.
+PARTS = (
+    ("codes", "U8", "<u1"),
+    ("scales", "BF16", "<u2"),
+    ("radii", "BF16", "<u2"),
+    ("bare", "U32", "<u4"),
+    ("mean", "F32", "<f4"),
+    ("gram", "F64", "<f8"),
+    ("numbers", "F64", "<f8"),
+    ("fingerprint", "U64", "<u8"),
+)
 
 
 class KeyIndex:
@@ -119,8 +126,8 @@ class KeyIndex:
 
         They are centred, turned and rounded as those from which the index was built. So an index
         that was built of few keys and has grown may score more keys than one built of all of them
-        at once, and may keep another set; its certificates are as sound. The cells of a search over
-        cells are made anew. On an error the index is as it was.
+        at once, and may keep another set; its certificates are as sound. On an error the index is
+        as it was.
 
         Raises:
             CertkError: Bad input; names the place.
@@ -153,7 +160,6 @@ class KeyIndex:
         scale: float | None = None,
         rule: Rule = "mass",
         k: int | None = None,
-        over: Over = "codes",
         max_scored: int | None = None,
         causal: bool = False,
         lengths: ArrayLike | None = None,
@@ -172,16 +178,13 @@ class KeyIndex:
             eps: Budget of dropped mass, 0 <= eps < 1: a number, or one per row, in the shape of q
                 without its last axis. May be None with rule "top_k".
             keys: The keys that the index was built of, if it does not keep them. Without any, rule
-                "mass" over codes answers as far as codes alone decide.
+                "mass" answers as far as codes alone decide.
             scale: What products are multiplied by; None for the float64 nearest d ** -0.5.
             rule: "mass": the fewest keys whose dropped mass is within eps (MC-Search). "gap": the
                 first k best keys behind which the gap between two scores proves eps
                 (Delta_k-Search; it keeps far more). "top_k": the true k best, equal scores by lower
                 index first; eps only sets `status`.
             k: For "top_k", at least 1; k >= n keeps everything.
-            over: What bounds the scores that are not computed: "codes", "cells" (balls and boxes
-                around 16 consecutive keys, made of the keys on first use; the paper's cells have
-                balls alone), or "both" (the smaller bound, key by key).
             max_scored: The most keys of a row to score exactly. A search that is cut short by it
                 reports what is proven until then.
             causal: Query i of m sees keys up to i + n - m.
@@ -205,7 +208,7 @@ class KeyIndex:
             self._given(keys),
             None if eps is None else budgets(eps, array, None),
             array.shape[:-1],
-            (scale, rule, k, over, max_scored, threads, causal, counts, seen),
+            (scale, rule, k, max_scored, threads, causal, counts, seen),
         )
         return SearchResult._of(found)
 
@@ -294,65 +297,6 @@ class KeyIndex:
         queries = array.reshape(1, -1) if array.ndim == 1 else array
         return array, (queries, dtype), (scale, counts, seen, threads)
 
-    def montecarlo(
-        self,
-        q: ArrayLike,
-        keep: Keep,
-        delta: float,
-        seed: int,
-        *,
-        draws: int = 1024,
-        method: Method = "betting",
-        eps: ArrayLike | None = None,
-        family: Family = "row",
-        keys: ArrayLike | None = None,
-        scale: float | None = None,
-        threads: int | None = None,
-    ) -> TailEstimate:
-        """Bound the mass that a kept set drops from each row, with a stated chance of being wrong.
-
-        Not a certificate of the deterministic kind: each end of a row's interval is wrong with
-        probability at most delta over the draws, provided that `keep` was fixed before them and
-        does not depend on the seed. Draws are with replacement and in proportion to exp(upper bound
-        by the code); only kept and drawn keys are scored.
-
-        Args:
-            q: As in `search`.
-            keep: As in `certk_rs.certify`, for scores of shape (..., n).
-            delta: Failure probability of each end, 0 < delta < 1.
-            seed: 0 <= seed < 2**63.
-            draws: Draws per row.
-            method: See `certk_rs.montecarlo.tail_mass`; so for `eps` and `family`.
-            eps: Budget: drawing stops once the interval is on one side of it.
-            family: "row", or "all" to share delta out over the rows.
-            keys: See `search`.
-            scale: See `search`.
-            threads: See `build`.
-
-        Raises:
-            CertkError: Bad input; keys needed but not given.
-        """
-        drawing = Drawing(delta, draws, method, seed, eps, family, threads)
-        array, dtype = coerce.as_native_floats("q", q)
-        batch = array.shape[:-1]
-        given = self._needed(keys, "pass the keys that it was built of")
-        # Only the shape of the scores matters to a kept set.
-        scores = np.broadcast_to(np.float32(0.0), (*batch, len(self)))
-        mask, indptr, indices = as_native_kept(keep, scores, None)
-        if indptr is None or indices is None:
-            rows = np.asarray(mask).reshape(prod(batch), len(self))
-            indptr = starts_of(rows.sum(axis=1))
-            indices = np.nonzero(rows)[1].astype(np.int64)
-        found = self._index.tail_mass(
-            (array.reshape(1, -1) if array.ndim == 1 else array, dtype),
-            given,
-            (None, np.ascontiguousarray(indptr), np.ascontiguousarray(indices)),
-            batch,
-            scale,
-            drawing.options(array, None),
-        )
-        return drawing.estimate(found)
-
     def check(self, keys: ArrayLike | None = None, *, threads: int | None = None) -> None:
         """Compare keys, all of them, with those that the index was built of, bit for bit.
 
@@ -374,7 +318,10 @@ class KeyIndex:
         Raises:
             OSError: The file cannot be written; an old file of that name is left as it was.
         """
-        write_index(Path(path), self.shape, self.dtype, self._index.parts())
+        with NewFile(Path(path), replace=True) as file:
+            with file.stream() as stream:
+                self._index.write_to(stream)
+            file.commit()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], keys: ArrayLike | None = None) -> KeyIndex:
@@ -388,11 +335,16 @@ class KeyIndex:
             CertkError: The file is cut off, damaged or no index; or the keys are others.
             OSError: The file cannot be read.
         """
-        shape, dtype, heads = read_index(Path(path))
-        try:
-            index = cls(_native.KeyIndex.of_parts(shape, dtype, heads), None)  # type: ignore[arg-type]
-        except CertkError as error:
-            raise CertkError(f"{Path(path)}: {error}") from None
+        path = Path(path)
+        if path.exists() and not path.is_file():
+            raise CertkError(f"{path} is not a regular file: give one that save wrote")
+        with names_the_file(path), path.open("rb") as file:
+            try:
+                index = cls(_native.KeyIndex.read_from(file), None)
+            except CertkError as error:
+                raise CertkError(f"{path}: {error}") from None
+            if file.read(1):
+                raise CertkError(f"{path}: there is more behind the index; save it again")
         if keys is not None:
             stored = _as_native_keys(keys)
             index._index.check(stored, None)

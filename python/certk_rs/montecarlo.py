@@ -13,9 +13,8 @@ variables by betting" (JRSS B 86(1), 2024).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,7 +28,6 @@ from .results import _Frozen, _on_demand
 
 Method = Literal["betting", "bernstein", "hoeffding"]
 Family = Literal["row", "all"]
-Score = Callable[[NDArray[np.int64]], ArrayLike]
 __all__ = ["Confidence", "TailEstimate", "clt_interval", "tail_mass"]
 
 
@@ -63,7 +61,7 @@ class TailEstimate(_Frozen):
 
 
 def tail_mass(
-    scores: ArrayLike | None,
+    scores: ArrayLike,
     keep: Keep,
     *,
     delta: float,
@@ -71,7 +69,6 @@ def tail_mass(
     method: Method = "betting",
     seed: int,
     upper_bounds: ArrayLike | None = None,
-    score: Score | None = None,
     eps: ArrayLike | None = None,
     family: Family = "row",
     kind: str = "logits",
@@ -87,10 +84,10 @@ def tail_mass(
     The kept mass is computed in full. Without `upper_bounds` the tail is drawn uniformly, without
     replacement, and its largest weight is looked up first (every score is read, few are weighed).
     With them, draws are by importance, with replacement, in proportion to exp(upper_bounds), and
-    only kept and drawn scores are read or computed; the closer the bounds, the narrower the result.
+    only kept and drawn scores are read; the closer the bounds, the narrower the result.
 
     Args:
-        scores: (..., n) and its row options as in `certk_rs.select`; None with `score`.
+        scores: (..., n) and its row options as in `certk_rs.select`.
         keep: The kept set, in any form that `certk_rs.certify` takes, fixed before the draws.
         delta: Failure probability of each end of an interval, 0 < delta < 1.
         draws: Draws per row, at least 1; without replacement at most the size of each tail.
@@ -100,8 +97,6 @@ def tail_mass(
             draws are the same for any number of threads.
         upper_bounds: (..., n), broadcast to the shape of the scores, natural-log units: no smaller
             than the scores times scale, -inf for keys that weigh nothing; any dtype of scores.
-        score: One row only: a function from positions (m,) int64, which may repeat, to their scores
-            (m,), natural-log units, -inf where masked. The scores are taken as exact real numbers.
         eps: Budget of dropped mass, a number or one per row. Drawing stops once the interval is on
             one side of it; checked at 32, 64, 128, ... draws. Betting only.
         family: "row": delta is for each row; "all": delta is shared out over the rows, so that all
@@ -125,89 +120,18 @@ def tail_mass(
         CertkError: Bad input, or a drawn score above its bound; the message names the argument and
             the place.
     """
-    drawing = Drawing(delta, draws, method, seed, eps, family, threads)
-    if score is not None:
-        given = (mask, lengths, indptr, causal_offset)
-        if kind != "logits" or scale != 1.0 or any(option is not None for option in given):
-            raise CertkError(
-                "score is given, so kind, scale, mask, lengths, indptr and causal_offset have "
-                "nothing to act on; let score return final scores in natural-log units"
-            )
-        return _of_drawn(scores, keep, upper_bounds, score, drawing)
-    if scores is None:
-        raise CertkError("scores is None; pass scores (..., n), or score= and upper_bounds=")
+    if family not in ("row", "all"):
+        raise CertkError(f'family is {family!r}; pass "row" or "all"')
     rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
     bounds = None
     if upper_bounds is not None:
         above, dtype = coerce.as_native_floats("upper_bounds", upper_bounds)
         bounds = coerce.broadcast("upper_bounds", above, data.shape), dtype
     kept = as_native_kept(keep, data, starts)
-    found = _native.tail_mass(rows, kept, bounds, drawing.options(data, starts))
-    return drawing.estimate(found)
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """Options of drawing from tails, named as in `tail_mass`."""
-
-    delta: float
-    draws: int
-    method: Method
-    seed: int
-    eps: ArrayLike | None
-    family: Family
-    threads: int | None
-
-    def __post_init__(self) -> None:
-        if self.family not in ("row", "all"):
-            raise CertkError(f'family is {self.family!r}; pass "row" or "all"')
-
-    def options(self, scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> tuple[Any, ...]:
-        """All of it as `_native` takes it, with the budgets of these rows."""
-        budget = None if self.eps is None else budgets(self.eps, scores, indptr)
-        shared = self.family == "all"
-        return self.delta, self.draws, self.method, self.seed, budget, shared, self.threads
-
-    def estimate(self, found: _native.Estimated) -> TailEstimate:
-        """Make an estimate of what `_native` found."""
-        delta, seed = float(self.delta), int(self.seed)
-        return TailEstimate._of(
-            found, delta=delta, method=self.method, seed=seed, family=self.family
-        )
-
-
-def _of_drawn(
-    scores: ArrayLike | None,
-    keep: Keep,
-    upper_bounds: ArrayLike | None,
-    score: Score,
-    drawing: Drawing,
-) -> TailEstimate:
-    """Estimate one row whose scores are computed where they are wanted."""
-    if scores is not None:
-        raise CertkError("scores and score are both given; pass scores=None with score=")
-    if upper_bounds is None:
-        raise CertkError("score is given without upper_bounds; pass one bound per key")
-    stored = bounds, _ = coerce.as_native_floats("upper_bounds", upper_bounds)
-    if bounds.ndim != 1:
-        raise CertkError(f"upper_bounds has shape {bounds.shape}; with score= pass one row (n,)")
-    if not callable(score):
-        raise CertkError("score is not callable; pass a function of positions")
-
-    def computed(positions: NDArray[np.int64]) -> NDArray[np.float64]:
-        array, dtype = coerce.as_native_floats("score(positions)", score(positions))
-        if array.shape != positions.shape:
-            raise CertkError(
-                f"score returned shape {array.shape} for positions of shape {positions.shape}; "
-                "return one score per position"
-            )
-        return _wide(array, dtype)
-
-    options = drawing.options(bounds, None)
-    found = _native.tail_mass_of_drawn(
-        stored, as_native_kept(keep, bounds, None), computed, options
-    )
-    return drawing.estimate(found)
+    limits = None if eps is None else budgets(eps, data, starts)
+    drawing = (delta, draws, method, seed, limits, family == "all", threads)
+    found = _native.tail_mass(rows, kept, bounds, drawing)
+    return TailEstimate._of(found, delta=float(delta), method=method, seed=int(seed), family=family)
 
 
 class Confidence:

@@ -1,6 +1,6 @@
 //! Search in decreasing bound: scores what may matter most, until one of three rules allows to stop.
 //!
-//! Keys, one by one or in cells, have upper bounds of their scores. Let E be what has been scored exactly and U the largest of
+//! Codes give upper bounds of the scores of all keys. Let E be what has been scored exactly and U the largest of
 //! all other scores: of E outside S as well as of the bounds of what is open. The first two rules are those
 //! of arXiv 2512.07647.
 //!
@@ -14,7 +14,6 @@
 
 use std::cmp::Ordering;
 
-use super::cells::{CELL, Cells};
 use super::codes::Codes;
 use super::exact::ExactProduct;
 use super::found::{Found, Rung};
@@ -44,12 +43,9 @@ struct Open {
 pub(crate) struct BestFirst<'a, E> {
     pub(crate) simd: Simd,
     pub(crate) codes: &'a Codes<'a>,
-    /// Unless codes alone are asked for.
-    pub(crate) cells: Option<&'a Cells>,
     pub(crate) keys: Keys<'a, E>,
     pub(crate) query: &'a Query,
-    /// Unless cells alone are asked for.
-    pub(crate) prepared: Option<&'a Prepared>,
+    pub(crate) prepared: &'a Prepared,
     pub(crate) row_visibility: RowVisibility<'a>,
     /// Number of those keys.
     pub(crate) seen: usize,
@@ -70,7 +66,7 @@ const SCORED: usize = 256;
 
 impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     /// Searches; also says whether the rule has been met, which for the top k no tail mass shows. `scores` are those by codes,
-    /// in whole groups, or nothing without codes; they are written over.
+    /// in whole groups; they are written over.
     ///
     /// # Errors
     /// What stops the call.
@@ -109,11 +105,6 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         keys.filter(|&key| self.row_visibility.sees(key)).map(|key| key as u32)
     }
 
-    /// Returns the offset that codes omit from all scores.
-    fn offset(&self) -> f64 {
-        self.prepared.map_or(0.0, |prepared| prepared.offset)
-    }
-
     /// Returns a bound on the error of an exact score, with a sum or difference.
     fn doubt(&self) -> f64 {
         1.25 * self.query.error
@@ -121,22 +112,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
 
     /// All that the row sees and that can be bounded, and the keys that cannot. Scores of what it does not see become -inf.
     fn units(&self, scores: &mut [f32]) -> (Reused<Unit>, Reused<u32>) {
-        let (n, largest) = (self.codes.len(), f64::from(self.codes.largest()));
-        let cell =
-            |cells: &Cells, cell: usize| cells.bounds(cell, self.query, self.offset(), largest);
-        let Some(prepared) = self.prepared else {
-            let units = self.cells.into_iter().flat_map(|cells| {
-                (0..cells.len()).filter_map(move |c| {
-                    let members = cells.members(c);
-                    let (first, count) = (members.start as u32, self.sees(members).count() as u32);
-                    // What bounds all of its keys bounds those that are seen.
-                    let bounds = (count > 0).then(|| cell(cells, c))?;
-                    let (upper, lower) = (bounds.upper, bounds.lower);
-                    Some(Unit { upper, lower, guess: upper, first, count })
-                })
-            });
-            return (units.collect(), Reused::new());
-        };
+        let n = self.codes.len();
         let (mut units, mut certain) = (Reused::new(), Reused::new());
         units.reserve(n);
         let radii = self.codes.radii();
@@ -153,24 +129,14 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
             }
             let guess = f64::from(score);
             // The exact score is less an offset of its own rounding.
-            let reach = prepared.code_error.reach_of(radius) + self.doubt();
+            let reach = self.prepared.code_error.reach_of(radius) + self.doubt();
             let (lower, upper) = (guess - reach, guess + reach);
             let (lower, upper) = if reach.is_nan() {
                 (f64::NEG_INFINITY, f64::INFINITY)
             } else {
                 (lower.next_down(), upper.next_up())
             };
-            units.push(Unit { upper, lower, guess, first: key as u32, count: 1 });
-        }
-        if let Some(cells) = self.cells {
-            let mut units = units.iter_mut().peekable();
-            for c in asked(0..cells.len()) {
-                let (bounds, end) = (cell(cells, c), cells.members(c).end as u32);
-                while let Some(unit) = units.next_if(|unit| unit.first < end) {
-                    unit.upper = unit.upper.min(bounds.upper);
-                    unit.lower = unit.lower.max(bounds.lower);
-                }
-            }
+            units.push(Unit { upper, lower, guess, key: key as u32 });
         }
         (units, certain)
     }
@@ -182,12 +148,10 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         known.scores.resize(from + keys.len(), 0.0);
         let to = &mut known.scores[from..];
         for (keys, to) in asked_each(keys.chunks(SCORED).zip(to.chunks_mut(SCORED))) {
-            self.query.score(self.simd, self.keys, Picked::Listed(keys), self.offset(), to);
+            self.query.score(self.simd, self.keys, Picked::Listed(keys), self.prepared.offset, to);
         }
-        if self.prepared.is_some() {
-            for &key in keys {
-                scores[key as usize] = f32::NEG_INFINITY;
-            }
+        for &key in keys {
+            scores[key as usize] = f32::NEG_INFINITY;
         }
     }
 
@@ -206,14 +170,10 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         let batch = BATCH.0.max(known.keys.len() / BATCH.1);
         let mut keys: Reused<u32> = Reused::with_hint(batch);
         while let Some(unit) = queue.peek() {
-            let end = keys.len() + unit.count as usize;
-            // A cell is scored as a whole, and cells one after another.
-            if unit.upper < floor || end > room || !keys.is_empty() && end > batch {
+            if unit.upper < floor || keys.len() >= room.min(batch) {
                 break;
             }
-            let first = unit.first as usize;
-            let size = if self.prepared.is_some() { 1 } else { CELL };
-            keys.extend(self.sees(first..(first + size).min(self.codes.len())));
+            keys.push(unit.key);
             queue.at += 1;
         }
         self.score(&keys, scores, known);
@@ -226,17 +186,15 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         if units.is_empty() {
             return Ok(Open { upper: 0.0, lower: 0.0, bound: f64::NEG_INFINITY });
         }
-        let (mut upper, mut lower) = (f64::INFINITY, 0.0f64);
-        if let Some(prepared) = self.prepared {
-            let largest = self.simd.scan(scores, None).0.largest;
-            let sums = self.simd.below(scores, largest, f32::INFINITY);
-            let sums = Sums::computed(sums.weights, sums.squares, 1.0 + SUM_ROUNDING, sums.count);
-            let down = grown(f64::from(largest) - top);
-            upper = prepared.code_error.mass_upper(&sums) * down * (1.0 + SUM_ROUNDING);
-            lower = prepared.code_error.mass_lower(&sums) * down * (1.0 - SUM_ROUNDING);
-        }
+        let largest = self.simd.scan(scores, None).0.largest;
+        let sums = self.simd.below(scores, largest, f32::INFINITY);
+        let sums = Sums::computed(sums.weights, sums.squares, 1.0 + SUM_ROUNDING, sums.count);
+        let down = grown(f64::from(largest) - top);
+        let code_error = &self.prepared.code_error;
+        let mut upper = code_error.mass_upper(&sums) * down * (1.0 + SUM_ROUNDING);
+        let mut lower = code_error.mass_lower(&sums) * down * (1.0 - SUM_ROUNDING);
         // One by one: hardly ever better than all codes together, and slower.
-        if self.rule == Rule::Mass || self.cells.is_some() || !upper.is_finite() {
+        if self.rule == Rule::Mass || !upper.is_finite() {
             upper =
                 upper.min(self.each(units, |unit| unit.upper, top) * (1.0 + self.sum_rounding()));
             lower =
@@ -249,20 +207,16 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
 
     /// Returns the mass of units by one end of their bounds, relative to a top, with an allowance for flushed weights.
     fn each(&self, units: &[Unit], end: fn(&Unit) -> f64, top: f64) -> f64 {
-        let most = units[0].count.max(units[units.len() - 1].count);
-        let whole: Reused<f64> = units.iter().filter(|unit| unit.count == most).map(end).collect();
-        let shift = whole.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let mut sum = 0.0;
+        let ends: Reused<f64> = units.iter().map(end).collect();
+        let shift = ends.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         if shift == f64::INFINITY {
             return shift;
         }
-        if shift > f64::NEG_INFINITY {
-            let flushed = whole.len() as f64 * NOTHING;
-            sum = f64::from(most) * (self.weigh(whole, shift) + flushed) * grown(shift - top);
+        if shift == f64::NEG_INFINITY {
+            return 0.0;
         }
-        // A last cell may be short.
-        let rest = units.iter().filter(|unit| unit.count != most);
-        sum + rest.map(|unit| f64::from(unit.count) * grown(end(unit) - top)).sum::<f64>()
+        let flushed = ends.len() as f64 * NOTHING;
+        (self.weigh(ends, shift) + flushed) * grown(shift - top)
     }
 
     /// The sum of weights relative to a shift that no score exceeds.
@@ -376,7 +330,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     fn suffixes(&self, queue: &mut Queue, scores: &[f32], sums: &mut Reused<Suffix>) -> f64 {
         queue.sorted = queue.units.len();
         sorting::sort(&mut queue.units, |a, b| {
-            b.upper.total_cmp(&a.upper).then_with(|| a.first.cmp(&b.first))
+            b.upper.total_cmp(&a.upper).then_with(|| a.key.cmp(&b.key))
         });
         let finite =
             |upper: f64, top: f64| if upper < f64::INFINITY { top.max(upper) } else { top };
@@ -385,13 +339,11 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         sums.resize(queue.units.len() + 1, Suffix::default());
         for (at, unit) in asked(queue.units.iter().enumerate().rev()) {
             let mut sum = sums[at + 1];
-            sum.each += f64::from(unit.count) * (unit.upper - shift).exp();
-            if self.prepared.is_some() {
-                let weight = (f64::from(scores[unit.first as usize]) - shift).exp();
-                sum.codes.upper += weight;
-                sum.codes.squares += weight * weight;
-                sum.codes.largest = sum.codes.largest.max(weight);
-            }
+            sum.each += (unit.upper - shift).exp();
+            let weight = (f64::from(scores[unit.key as usize]) - shift).exp();
+            sum.codes.upper += weight;
+            sum.codes.squares += weight * weight;
+            sum.codes.largest = sum.codes.largest.max(weight);
             sums[at] = sum;
         }
         shift
@@ -399,8 +351,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
 
     /// Returns the approximate upper bound of the open mass.
     fn suffix(&self, sum: &Suffix) -> f64 {
-        let Some(prepared) = self.prepared else { return sum.each };
-        sum.each.min(prepared.code_error.mass_upper(&sum.codes))
+        sum.each.min(self.prepared.code_error.mass_upper(&sum.codes))
     }
 
     /// The fewest known keys that are within the budget; all of them if none are.
@@ -493,18 +444,15 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         mut known: Known,
     ) -> Result<(Found, bool), Error> {
         let error = self.doubt();
-        let mut first = 0;
-        if self.prepared.is_some() {
-            // What is probably best gives a floor at once.
-            first = k.min(units.len()).min(self.most.saturating_sub(known.keys.len()));
-            if first > 0 && first < units.len() {
-                sorting::place(&mut units, first - 1, |a, b| {
-                    b.guess.total_cmp(&a.guess).then_with(|| a.first.cmp(&b.first))
-                });
-            }
-            let keys: Reused<u32> = units[..first].iter().map(|unit| unit.first).collect();
-            self.score(&keys, scores, &mut known);
+        // What is probably best gives a floor at once.
+        let first = k.min(units.len()).min(self.most.saturating_sub(known.keys.len()));
+        if first > 0 && first < units.len() {
+            sorting::place(&mut units, first - 1, |a, b| {
+                b.guess.total_cmp(&a.guess).then_with(|| a.key.cmp(&b.key))
+            });
         }
+        let keys: Reused<u32> = units[..first].iter().map(|unit| unit.key).collect();
+        self.score(&keys, scores, &mut known);
         let mut queue = Queue::new(units, first);
         let floor = |known: &Known| -> f64 {
             if known.scores.len() < k {

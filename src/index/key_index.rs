@@ -1,10 +1,7 @@
 //! An index over the keys of many heads.
 
-use std::sync::{Arc, OnceLock};
-
 use half::{bf16, f16};
 
-use super::cells::Cells;
 use super::chunks::{Room, TASK};
 use super::codes::saved::{Saved, Trust};
 use super::codes::{Codes, Refused};
@@ -24,8 +21,7 @@ use crate::runtime::threads;
 /// An index that is built, or appended to, owns its codes: `KeyIndex<'static>`.
 ///
 /// The index owns codes only, `d + 4` bytes a key (d in whole fours); the keys are lent to a call that scores some of them
-/// exactly, and must be those that it was built of: [`KeyIndex::check`] tells. Cells are there to compare with the paper's
-/// searches, which know balls around cells and no codes; they take another `3 d / 4` bytes a key from the first search over them on.
+/// exactly, and must be those that it was built of: [`KeyIndex::check`] tells.
 ///
 /// ```
 /// use certk_rs::{IndexOptions, KeyIndex, SearchOptions, Vectors};
@@ -37,7 +33,7 @@ use crate::runtime::threads;
 /// assert!(found.selection.tail_mass_upper[0] <= 0.05 && found.selection.k[0] < 50);
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct KeyIndex<'a> {
     /// The axes before those of a matrix of keys.
     pub(crate) batch: Vec<usize>,
@@ -47,17 +43,6 @@ pub struct KeyIndex<'a> {
     pub(crate) heads: Vec<Codes<'a>>,
     /// Storage type of the keys.
     stored: &'static str,
-    /// Cells of each head, made when a search first asks for them.
-    pub(super) cells: OnceLock<Arc<Vec<Cells>>>,
-}
-
-impl PartialEq for KeyIndex<'_> {
-    /// Cells do not count: they follow from the keys, and are there only once a search has asked for them.
-    fn eq(&self, other: &Self) -> bool {
-        let KeyIndex { batch, n, dim, heads, stored, cells: _ } = self;
-        (batch, n, dim, stored) == (&other.batch, &other.n, &other.dim, &other.stored)
-            && *heads == other.heads
-    }
 }
 
 /// Keys whose fingerprint is taken by one task.
@@ -127,8 +112,7 @@ impl<'a> KeyIndex<'a> {
             let head = |head| Codes::new(dim, matrix::<E>(keys, head), n, rotate);
             Ok((threads::map(pool, 0..keys.heads(), 1, head)?, E::NAME))
         })?;
-        let cells = OnceLock::new();
-        let mut index = KeyIndex { batch: keys.batch().to_vec(), n: 0, dim, heads, stored, cells };
+        let mut index = KeyIndex { batch: keys.batch().to_vec(), n: 0, dim, heads, stored };
         index.grow(keys, options.threads)?;
         Ok(index)
     }
@@ -199,7 +183,6 @@ impl<'a> KeyIndex<'a> {
         }
         grown?;
         self.n += count;
-        self.cells = OnceLock::new();
         Ok(())
     }
 
@@ -320,19 +303,6 @@ impl<'a> KeyIndex<'a> {
         Ok(())
     }
 
-    /// The cells of all heads, made of these keys if there are none yet.
-    pub(crate) fn cells(&self, keys: &Vectors<'_>, threads: usize) -> Result<&[Cells], Error> {
-        if let Some(cells) = self.cells.get() {
-            return Ok(cells);
-        }
-        check_memory(keys.argument(), self.heads.len(), Cells::bytes(self.len(), self.dim))?;
-        let made = for_coded_dtype!(keys, E => {
-            let one = |head| Cells::build(matrix::<E>(keys, head), self.len());
-            threads::map(threads, 0..self.heads.len(), 1, one)
-        })?;
-        Ok(self.cells.get_or_init(|| Arc::new(made)))
-    }
-
     /// Each head as it is written to a file: for bindings, as what it gives is.
     #[doc(hidden)]
     pub fn save(&self) -> impl Iterator<Item = Saved<'_>> {
@@ -365,8 +335,7 @@ impl<'a> KeyIndex<'a> {
         let load =
             |(head, saved)| Codes::load(n, dim, saved, trust).map_err(|part| damaged(part, head));
         let heads = heads.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
-        let cells = OnceLock::new();
-        Ok(KeyIndex { batch: batch.to_vec(), n, dim, heads, stored, cells })
+        Ok(KeyIndex { batch: batch.to_vec(), n, dim, heads, stored })
     }
 
     /// Returns the storage type of the keys: float32, float16 or bfloat16.
@@ -464,7 +433,6 @@ impl<'a> KeyIndex<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::{Over, SearchOptions};
 
     /// Keys that look random, (heads, n, d).
     fn entries(heads: usize, n: usize, dim: usize) -> Vec<f32> {
@@ -533,17 +501,5 @@ mod tests {
             assert!(saved.iter().zip(index.save()).all(|(a, b)| *a == b));
             assert_eq!(lent.bytes(), index.bytes());
         }
-    }
-
-    #[test]
-    fn cells_that_a_search_made_are_no_difference() {
-        let data = entries(1, 40, 8);
-        let keys = Vectors::new("keys", &data[..], &[40, 8]).unwrap();
-        let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
-        let before = index.clone();
-        let query = Vectors::new("q", &data[..8], &[1, 8]).unwrap();
-        let options = SearchOptions::new().over(Over::Cells);
-        index.search(&query, Some(&keys), &[0.1], &options).unwrap();
-        assert_eq!(index, before);
     }
 }

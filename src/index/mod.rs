@@ -1,13 +1,10 @@
 //! Keys scored by what is known about them: codes, the Gram certificate, and searches that end exact.
 
 mod best_first;
-mod cells;
 mod chunks;
 mod codes;
 mod decode;
 mod element;
-#[cfg(feature = "montecarlo")]
-mod estimate;
 mod exact;
 #[cfg(feature = "files")]
 mod file;
@@ -40,7 +37,7 @@ mod visible;
 
 pub use found::Rung;
 pub use key_index::KeyIndex;
-pub use options::{IndexOptions, Over, RecallOptions, Rule, SearchOptions};
+pub use options::{IndexOptions, RecallOptions, Rule, SearchOptions};
 pub use recall::Recall;
 pub use search::SearchResult;
 

@@ -1,7 +1,6 @@
 //! Options of an index.
 
 use crate::builders::builders_of_defaults;
-use crate::names::names;
 
 /// Options of building an index.
 ///
@@ -24,9 +23,9 @@ pub struct IndexOptions {
 /// Options of a search.
 ///
 /// ```
-/// use certk_rs::{Over, Rule, SearchOptions};
+/// use certk_rs::{Rule, SearchOptions};
 /// let lengths = [100, 200];
-/// let options = SearchOptions::new().rule(Rule::TopK(8)).over(Over::Both).lengths(&lengths[..]);
+/// let options = SearchOptions::new().rule(Rule::TopK(8)).lengths(&lengths[..]);
 /// assert_eq!(options.lengths, Some(&lengths[..]));
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -36,8 +35,6 @@ pub struct SearchOptions<'a> {
     pub scale: Option<f64>,
     /// Rule that ends a search.
     pub rule: Rule,
-    /// Bounds on the scores that are not computed.
-    pub over: Over,
     /// Largest number of keys of a row that are scored exactly. If it does not suffice, the partial result is returned
     /// with an interval that holds.
     pub max_scored: Option<usize>,
@@ -83,8 +80,6 @@ builders_of_defaults! { SearchOptions<'a> {
     scale(scale: impl Into<Option<f64>>) = scale.into();
     /// Sets the rule that ends a search.
     rule(rule: Rule) = rule;
-    /// Sets the bounds on the scores that are not computed.
-    over(over: Over) = over;
     /// Limits the keys of a row that are scored exactly.
     max_scored(most: impl Into<Option<usize>>) = most.into();
     /// Sets the causal mask: query i of m sees keys up to i + n - m.
@@ -121,23 +116,3 @@ pub enum Rule {
     /// That many best keys are known.
     TopK(usize),
 }
-
-/// Bounds on scores that are not computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub enum Over {
-    /// The code of each key, and the Gram certificate over all of them.
-    #[default]
-    Codes,
-    /// Balls and boxes around runs of 16 keys. The paper (arXiv 2512.07647) has balls around cells; boxes and runs are ours.
-    Cells,
-    /// The smaller of both bounds, key by key.
-    Both,
-}
-
-names! { Over, "over", "use \"codes\", \"cells\" or \"both\"", {
-    "codes" => Over::Codes,
-    "cells" => Over::Cells,
-    "both" => Over::Both,
-} }

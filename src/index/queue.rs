@@ -1,17 +1,16 @@
-//! Priority queue of keys, or cells of them, by the upper bounds of their scores.
+//! Priority queue of keys by the upper bounds of their scores.
 
 use crate::numerics::sorting;
 use crate::runtime::reused::Reused;
 
-/// Keys that share bounds.
+/// A key and the bounds of its score.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit {
     pub(super) upper: f64,
     pub(super) lower: f64,
     /// Estimate of the score.
     pub(super) guess: f64,
-    pub(super) first: u32,
-    pub(super) count: u32,
+    pub(super) key: u32,
 }
 
 /// Units in decreasing order of their upper bounds, put in order as far as they are asked for.
@@ -31,9 +30,8 @@ impl Queue {
 
     pub(super) fn peek(&mut self) -> Option<Unit> {
         if self.at == self.sorted && self.sorted < self.units.len() {
-            let order = |a: &Unit, b: &Unit| {
-                b.upper.total_cmp(&a.upper).then_with(|| a.first.cmp(&b.first))
-            };
+            let order =
+                |a: &Unit, b: &Unit| b.upper.total_cmp(&a.upper).then_with(|| a.key.cmp(&b.key));
             let rest = &mut self.units[self.sorted..];
             let more = FIRST_SORT.max(2 * self.sorted);
             let more = if more < rest.len() {

@@ -3,11 +3,10 @@
 use std::ops::Range;
 
 use super::best_first::BestFirst;
-use super::cells::Cells;
 use super::element::{Coded, for_coded_dtype, matrix};
 use super::found::{Found, Rung};
 use super::key_index::KeyIndex;
-use super::options::{Over, Rule, SearchOptions};
+use super::options::{Rule, SearchOptions};
 use super::prepared::Prepared;
 use super::query::{BLURRED, Query};
 use super::threshold_search::ThresholdSearch;
@@ -130,12 +129,7 @@ impl KeyIndex<'_> {
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
         let threads = threads::count(options.threads, work > WORTH)?;
         check_memory_in_each("keys", threads, (rows, self.len()), size_of::<f32>())?;
-        let cells = match (options.over, keys) {
-            (Over::Codes, _) => None,
-            (_, None) => return Err(Error::KeysNeeded),
-            (_, Some(keys)) => Some(self.cells(keys, threads)?),
-        };
-        let job = SearchJob { index: self, queries, eps, visible, scale, simd, options, cells };
+        let job = SearchJob { index: self, queries, eps, visible, scale, simd, options };
         let units = self.units(queries);
         let mut result: SearchResult = recycled::empty();
         result.selection.indptr.push(0);
@@ -272,7 +266,6 @@ struct SearchJob<'a> {
     scale: f64,
     simd: Simd,
     options: &'a SearchOptions<'a>,
-    cells: Option<&'a [Cells]>,
 }
 
 impl SearchJob<'_> {
@@ -285,47 +278,41 @@ impl SearchJob<'_> {
     ) -> Result<FewFound, Error> {
         let codes = &self.index.heads[head];
         let keys = keys.map(|keys| matrix::<E>(keys, head));
-        let over_codes = self.options.over != Over::Cells;
         let mut scratch = Lent::<UnitScratch>::new();
         let UnitScratch { rows: rooms, wide } = &mut *scratch;
-        let mut queries: Reused<(Query, Option<Prepared>)> = Reused::with_hint(rows.len());
+        let mut queries: Reused<(Query, Prepared)> = Reused::with_hint(rows.len());
         for row in rows.clone() {
             let query = self.index.query(self.queries, row, head, self.scale, wide)?;
-            let prepared = over_codes.then(|| codes.prepare(self.simd, wide, self.scale));
-            queries.push((query, prepared));
+            queries.push((query, codes.prepare(self.simd, wide, self.scale)));
         }
         let padded = codes.len().next_multiple_of(LANES);
         let SearchOptions { rule, max_scored, .. } = *self.options;
-        let explores = rule != Rule::Mass || max_scored.is_some() || self.cells.is_some();
+        let explores = rule != Rule::Mass || max_scored.is_some();
         let each = rows.len() * SCORED + if explores { EXPLORED } else { DECIDED };
         check_memory("keys", padded, each)?;
         let rooms = &mut rooms[..rows.len()];
         for scratch in &mut *rooms {
             scratch.forget();
-            let most = if over_codes { padded } else { 0 };
-            let more = most.saturating_sub(scratch.scores.len());
+            let more = padded.saturating_sub(scratch.scores.len());
             memory::room("keys", &mut scratch.scores, more)?;
-            scratch.scores.resize(most, 0.0);
+            scratch.scores.resize(padded, 0.0);
         }
         match (&queries[..], &mut *rooms) {
-            ([(_, Some(a)), (_, Some(b)), (_, Some(c)), (_, Some(d))], [ra, rb, rc, rd]) => {
+            ([(_, a), (_, b), (_, c), (_, d)], [ra, rb, rc, rd]) => {
                 let to = [&mut ra.scores[..], &mut rb.scores, &mut rc.scores, &mut rd.scores];
                 codes.scan(self.simd, [a, b, c, d], to, threads)?;
             }
             (queries, rooms) => {
                 for ((_, prepared), scratch) in queries.iter().zip(rooms) {
-                    if let Some(prepared) = prepared {
-                        codes.scan(self.simd, [prepared], [&mut scratch.scores], threads)?;
-                    }
+                    codes.scan(self.simd, [prepared], [&mut scratch.scores], threads)?;
                 }
             }
         }
         // One by one, so that an option that is added does not compile before both ways below have decided: the fast one, and
-        // the search that every other option takes. Scale, what bounds scores, what is seen and threads were judged before.
+        // the search that every other option takes. Scale, what is seen and threads were judged before.
         let SearchOptions {
             scale: _,
             rule,
-            over: _,
             max_scored,
             causal: _,
             lengths: _,
@@ -339,10 +326,8 @@ impl SearchJob<'_> {
             let mut one = || {
                 let eps = self.eps.of(row);
                 let row_visibility = self.visible.row(row);
-                let (simd, cells) = (self.simd, self.cells.map(|cells| &cells[head]));
-                if let (Rule::Mass, None, None, Some(prepared)) =
-                    (rule, max_scored, cells, prepared)
-                {
+                let simd = self.simd;
+                if let (Rule::Mass, None) = (rule, max_scored) {
                     let trim = true;
                     let search = ThresholdSearch {
                         simd,
@@ -361,11 +346,9 @@ impl SearchJob<'_> {
                 let seen = row_visibility.count();
                 KeyIndex::distinct(self.queries, row, query)?;
                 let most = max_scored.unwrap_or(usize::MAX);
-                let prepared = prepared.as_ref();
                 let explore = BestFirst {
                     simd,
                     codes,
-                    cells,
                     keys,
                     query,
                     prepared,

@@ -1,7 +1,5 @@
 //! An index of fewer keys.
 
-use std::sync::OnceLock;
-
 use super::element::{for_coded_dtype, matrix};
 use super::key_index::{KeyIndex, worth_sharing};
 use crate::error::{Error, Place};
@@ -55,7 +53,6 @@ impl KeyIndex<'_> {
             codes.cut(cut);
         }
         self.n = len;
-        self.cells = OnceLock::new();
         Ok(())
     }
 
@@ -95,7 +92,6 @@ impl KeyIndex<'_> {
         let fewer = threads::map(threads, 0..self.heads.len(), 1, one)?;
         self.heads = fewer.into_iter().collect::<Result<_, _>>()?;
         self.n -= count;
-        self.cells = OnceLock::new();
         Ok(())
     }
 

@@ -15,7 +15,7 @@
 //! (`mass`: 216u and the rounding of its argument), and flushed weights are below 2^-75 tickets: so the 2^-13 makes
 //! `m_i` an upper bound, also for scores that exceed their bounds by a rounding.
 
-use super::population::{Fetch, Population};
+use super::population::Population;
 use crate::error::Error;
 use crate::kernels::{Element, Exp, LANES, Scalar, Simd, Strided};
 use crate::numerics::certified_sums::{self, Compensated, ErrorBound};
@@ -143,6 +143,7 @@ impl Bounds<'_> {
 
 /// A row's tail to draw from.
 pub(super) struct Importance<'a> {
+    scores: &'a Scores<'a>,
     bounds: Bounds<'a>,
     blocks: Vec<BlockMass>,
     /// F of each block: tickets per weight relative to its largest.
@@ -152,25 +153,21 @@ pub(super) struct Importance<'a> {
     top: f64,
     /// 2^p.
     unit: f64,
-    /// `true` if scores are rounded, so that one may exceed its bound by the rounding.
-    rounded: bool,
     random: Random,
 }
 
 impl<'a> Importance<'a> {
     /// Reads all bounds, and the scores of the kept positions.
     ///
-    /// `bounds` are rows like those of the scores; `scores`, if given, hides positions. The bounds of hidden and kept
-    /// positions are not checked.
+    /// `bounds` are rows like those of the scores. The bounds of hidden and kept positions are not checked.
     ///
     /// # Errors
     /// The error of an invalid bound, kept set or score of a kept position.
     pub(super) fn new(
+        scores: &'a Scores<'a>,
         bounds: &'a Scores<'a>,
-        scores: Option<&Scores<'_>>,
         keep: &Keep<'_>,
         row: usize,
-        fetch: &mut Fetch<'_>,
         random: Random,
         threads: usize,
     ) -> Result<(Self, Population), Error> {
@@ -178,13 +175,10 @@ impl<'a> Importance<'a> {
         let mut outside = filled("scores", span.n, 0)?;
         // Summaries of the blocks of keys.
         check_memory("upper_bounds", span.n.div_ceil(BLOCK), 4 * size_of::<BlockMass>())?;
-        keep.lay(scores.unwrap_or(bounds), row, &mut outside)?;
+        keep.lay(scores, row, &mut outside)?;
         let kept = positions(&outside)?;
-        // Their scores, which the caller computes.
         check_memory("keep", kept.len(), 2 * size_of::<f64>())?;
-        if let Some(scores) = scores {
-            scores.mark_hidden(row, &mut outside);
-        }
+        scores.mark_hidden(row, &mut outside);
         let bounds = Bounds { all: bounds, row, outside, simd: Simd::current()? };
         let blocks: Vec<BlockMass> = for_dtype!(bounds.all.data, stored => {
             threads::map(threads, 0..bounds.blocks(), TASK, |b| bounds.weigh(stored, b))?
@@ -204,7 +198,8 @@ impl<'a> Importance<'a> {
             }
             starts.push(all);
         }
-        let mut head_scores = fetch(&kept)?;
+        let of_kept = kept.iter().map(|&position| scores.entry(row, position));
+        let mut head_scores = of_kept.collect::<Result<Vec<_>, _>>()?;
         head_scores.retain(|score| *score > f64::NEG_INFINITY);
         let shift = head_scores.iter().copied().fold(top, f64::max);
         let head: Compensated =
@@ -226,35 +221,24 @@ impl<'a> Importance<'a> {
             head: head.value(),
             unit: if all == 0 { 0.0 } else { all as f64 / unit * certified_sums::exp(top - shift) },
             equal: false,
-            slack: ErrorBound::f64(0, error + scores.map_or(0.0, |scores| scores.row_radius(row))),
+            slack: ErrorBound::f64(0, error + scores.row_radius(row)),
         };
-        let rounded = scores.is_some_and(|scores| scores.scale != 1.0);
-        let draws = Importance { bounds, blocks, factors, starts, top, unit, rounded, random };
+        let draws = Importance { scores, bounds, blocks, factors, starts, top, unit, random };
         Ok((draws, drawn_from))
     }
 
     /// Draws `count` more values, each a weight relative to its bound.
     ///
     /// # Errors
-    /// [`Error::UpperBoundBroken`] if a drawn score exceeds its bound, and the errors of `fetch`.
-    pub(super) fn draw(
-        &mut self,
-        count: usize,
-        fetch: &mut Fetch<'_>,
-        values: &mut Vec<f64>,
-    ) -> Result<(), Error> {
+    /// [`Error::UpperBoundBroken`] if a drawn score exceeds its bound, and the error of an invalid score.
+    pub(super) fn draw(&mut self, count: usize, values: &mut Vec<f64>) -> Result<(), Error> {
         for start in (0..count).step_by(HELD) {
-            self.draw_few(HELD.min(count - start), fetch, values)?;
+            self.draw_few(HELD.min(count - start), values)?;
         }
         Ok(())
     }
 
-    fn draw_few(
-        &mut self,
-        count: usize,
-        fetch: &mut Fetch<'_>,
-        values: &mut Vec<f64>,
-    ) -> Result<(), Error> {
+    fn draw_few(&mut self, count: usize, values: &mut Vec<f64>) -> Result<(), Error> {
         let all = self.starts[self.blocks.len()];
         let mut tickets: Vec<(u64, usize)> = Vec::with_capacity(count);
         ambient::check()?;
@@ -286,13 +270,14 @@ impl<'a> Importance<'a> {
             }
         }
         drawn.sort_unstable();
-        let positions: Vec<usize> = drawn.iter().map(|(_, position, _)| *position).collect();
-        let scores = fetch(&positions)?;
-        for (&(i, position, owned), &score) in drawn.iter().zip(&scores) {
-            let bound = self.bounds.at(position);
-            let rounding = if self.rounded { score.abs() * f64::EPSILON } else { 0.0 };
+        let row = self.bounds.row;
+        for (i, position, owned) in drawn {
+            let (score, bound) = (self.scores.entry(row, position)?, self.bounds.at(position));
+            // A scale rounds the score, which may then exceed its bound by that much.
+            let rounded = self.scores.scale != 1.0;
+            let rounding = if rounded { score.abs() * f64::EPSILON } else { 0.0 };
             if score - rounding > bound {
-                let place = self.bounds.all.place(self.bounds.row, Some(position));
+                let place = self.bounds.all.place(row, Some(position));
                 return Err(Error::UpperBoundBroken { place, score, bound });
             }
             let weight = certified_sums::exp((score - self.top).min(0.0));
@@ -345,10 +330,8 @@ mod tests {
             let kept: Vec<u8> = (0..n).map(|i| u8::from(i % 7 == 5)).collect();
             let keep = Keep::Mask { kept: &kept, strides: &[] };
             for rows in [Scores::new(&row, &[n]).unwrap(), Scores::new(&single, &[n]).unwrap()] {
-                let mut fetch = |positions: &[usize]| Ok(vec![-5.0; positions.len()]);
                 let random = Random::new(3, 0);
-                let (draws, _) =
-                    Importance::new(&rows, None, &keep, 0, &mut fetch, random, 1).unwrap();
+                let (draws, _) = Importance::new(&rows, &rows, &keep, 0, random, 1).unwrap();
                 for b in 0..draws.blocks.len() {
                     let mut owned = [0; BLOCK];
                     let line = (draws.blocks[b].largest, draws.factors[b]);

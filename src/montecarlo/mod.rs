@@ -17,5 +17,4 @@ mod tail;
 mod uniform;
 
 pub use confidence::{Confidence, Method, mean_bounds};
-pub use population::Fetch;
-pub use tail::{TailEstimate, TailOptions, tail_mass, tail_mass_of_drawn};
+pub use tail::{TailEstimate, TailOptions, tail_mass};

@@ -1,10 +1,6 @@
 //! Population of a tail to draw from.
 
-use crate::error::Error;
 use crate::numerics::certified_sums::{ErrorBound, SplitSums};
-
-/// Computes the scores at some positions of a row, natural-log units, -inf where masked.
-pub type Fetch<'a> = dyn FnMut(&[usize]) -> Result<Vec<f64>, Error> + 'a;
 
 /// Facts about a row before the first draw.
 pub(super) struct Population {

@@ -2,11 +2,11 @@
 
 use super::confidence::{Confidence, Method, check_delta, mean_bounds};
 use super::importance::Importance;
-use super::population::{Fetch, Population};
+use super::population::Population;
 use super::sample::ROUNDED;
 use super::uniform::Uniform;
 use crate::builders::builders;
-use crate::error::{Error, Place};
+use crate::error::Error;
 use crate::numerics::random::Random;
 use crate::rows::{Keep, Kind, PerRow, Scores, StoredMask};
 use crate::runtime::memory::{check_memory, check_memory_in_each, list, room};
@@ -147,11 +147,9 @@ pub fn tail_mass(
         let eps = budgets.map(|eps| eps.of(row));
         let plan = Plan { options, delta, eps };
         if let Some(bounds) = upper_bounds {
-            let fetch: &mut Fetch<'_> =
-                &mut |positions| positions.iter().map(|&j| scores.entry(row, j)).collect();
             let (mut draws, drawn_from) =
-                Importance::new(bounds, Some(scores), keep, row, fetch, random, inside)?;
-            return plan.estimate(&drawn_from, |count, values| draws.draw(count, fetch, values));
+                Importance::new(scores, bounds, keep, row, random, inside)?;
+            return plan.estimate(&drawn_from, |count, values| draws.draw(count, values));
         }
         let (mut draws, drawn_from) = Uniform::new(scores, keep, row, random)?;
         if drawn_from.kept > 0 && drawn_from.dropped > 0 && options.draws > drawn_from.dropped {
@@ -169,84 +167,12 @@ pub fn tail_mass(
     Ok(result)
 }
 
-/// Bounds the tail mass of one row as [`tail_mass`] does, with scores computed only where they are drawn or kept.
-///
-/// `upper_bounds` is that row; `fetch` returns the scores (natural-log units, -inf where masked) at the given
-/// positions, the same for the same position with any seed.
-///
-/// ```
-/// use certk_rs::{Keep, Scores, montecarlo::{TailOptions, tail_mass_of_drawn}};
-/// let row: Vec<f32> = (0..1000).map(|i| (i * i % 97) as f32 / 24.0).collect();
-/// let upper = vec![5.0_f32; 1000]; // no score is above
-/// let mut computed = 0;
-/// let mut fetch = |positions: &[usize]| {
-///     computed += positions.len();
-///     Ok(positions.iter().map(|&j| f64::from(row[j])).collect())
-/// };
-/// let keep = Keep::Indices { indptr: &[0, 2], indices: &[3, 50] };
-/// let options = TailOptions::new(0.01, 100);
-/// let found =
-///     tail_mass_of_drawn(&Scores::new(&upper, &[1, 1000])?, &keep, &mut fetch, &options)?;
-/// assert!(0.9 < found.lower[0] && found.upper[0] <= 1.0 && computed <= 102);
-/// # Ok::<(), certk_rs::Error>(())
-/// ```
-///
-/// # Errors
-/// As [`tail_mass`]; [`Error::Length`] if `fetch` returns another number of scores; the errors of `fetch`.
-pub fn tail_mass_of_drawn(
-    upper_bounds: &Scores<'_>,
-    keep: &Keep<'_>,
-    fetch: &mut Fetch<'_>,
-    options: &TailOptions,
-) -> Result<TailEstimate, Error> {
-    // The kernel's results must not depend on floating-point modes that the caller has set.
-    let _modes = threads::default_floats();
-    let (delta, budgets) = check(options, upper_bounds)?;
-    let threads = threads::count(options.threads, upper_bounds.longest() > 2 * TASK)?;
-    if upper_bounds.rows() != 1 {
-        let remedy = "scores that are computed when drawn belong to one row";
-        let (argument, got) = ("upper_bounds", upper_bounds.rows());
-        return Err(Error::Length { argument, got, expected: 1, remedy });
-    }
-    check_plain(upper_bounds)?;
-    keep.check(upper_bounds)?;
-    let fetch: &mut Fetch<'_> = &mut |positions| {
-        if positions.is_empty() {
-            return Ok(Vec::new());
-        }
-        let scores = fetch(positions)?;
-        if scores.len() != positions.len() {
-            let remedy = "score must return one score per position that it is given";
-            let (got, expected) = (scores.len(), positions.len());
-            return Err(Error::Length { argument: "score", got, expected, remedy });
-        }
-        for (&position, &score) in positions.iter().zip(&scores) {
-            let place = Place(vec![position]);
-            if score.is_nan() {
-                return Err(Error::ScoreNan { place });
-            }
-            if score == f64::INFINITY {
-                return Err(Error::ScoreInfinite { place });
-            }
-        }
-        Ok(scores)
-    };
-    let eps = budgets.map(|eps| eps.of(0));
-    let plan = Plan { options, delta, eps };
-    let random = Random::new(options.seed, 0);
-    let (mut draws, drawn_from) =
-        Importance::new(upper_bounds, None, keep, 0, fetch, random, threads)?;
-    let mut result = TailEstimate::default();
-    result.push(plan.estimate(&drawn_from, |count, values| draws.draw(count, fetch, values))?);
-    Ok(result)
-}
-
 impl TailEstimate {
     /// Makes room for the estimates of `rows` rows.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn room(rows: usize) -> Result<Self, Error> {
+    fn room(rows: usize) -> Result<Self, Error> {
         Ok(TailEstimate {
             lower: list("scores", rows)?,
             upper: list("scores", rows)?,

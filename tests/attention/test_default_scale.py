@@ -49,10 +49,9 @@ def test_no_scale_is_that_scale(d: int) -> None:
         few = ck.attention(q[:, :1], k, v, 0.05, scale=scale, index=index)
         doubles = ck.attention(q.astype(np.float64), k, v, 1e-3, scale=scale)
         found = index.search(q, 0.01, scale=scale)
-        guess = index.montecarlo(q, np.arange(300) < 9, 0.1, 0, draws=40, scale=scale)
         parts = [result.out for result in (plain, few, doubles)]
         parts += [result.tail_mass_upper for result in (plain, few, doubles, found)]
-        parts += [found.indices, found.tail_mass_lower, guess.lower, guess.upper]
+        parts += [found.indices, found.tail_mass_lower]
         return [np.asarray(part).tobytes() for part in parts]
 
     assert bits(None) == bits(scale)

@@ -334,20 +334,19 @@ def test_far_scores_do_not_overflow() -> None:
 
 
 def test_draws_are_in_proportion_to_the_bounds() -> None:
+    """Point estimates of one draw name the key that was drawn, by how far it is below its bound."""
     upper = np.log(np.array([8.0, 4.0, 2.0, 1.0, 0.5, 100.0]))
-    seen: list[int] = []
-
-    def score(positions: np.ndarray) -> np.ndarray:
-        seen.extend(positions.tolist())
-        return upper[positions] - 0.125
-
-    found = estimate(None, [5], delta=1e-6, draws=40_000, seed=3, upper_bounds=upper, score=score)
-    counts = np.bincount(seen[1:], minlength=6)  # the first request is for the kept key
-    assert seen[0] == 5
-    assert counts[5] == 0
-    expected = 40_000 * np.array([8, 4, 2, 1, 0.5]) / 15.5
-    assert (np.abs(counts[:5] - expected) < 6 * np.sqrt(expected)).all()
-    assert found.lower <= 15.5 / 115.5 <= found.upper
+    scores = upper - np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.0])
+    counts = np.zeros(5, np.int64)
+    for seed in range(4000):
+        found = estimate(scores, [5], delta=0.5, draws=1, seed=seed, upper_bounds=upper, threads=1)
+        share = 100 / 15.5 * float(found.point) / (1 - float(found.point))
+        counts[round(-10 * math.log(share)) - 1] += 1
+    expected = 4000 * np.array([8, 4, 2, 1, 0.5]) / 15.5
+    assert (np.abs(counts - expected) < 6 * np.sqrt(expected)).all()
+    found = estimate(scores, [5], delta=1e-6, draws=40_000, seed=3, upper_bounds=upper)
+    tail = float(np.exp(scores[:5]).sum())
+    assert found.lower <= tail / (100 + tail) <= found.upper
     assert found.upper - found.lower < 0.002
 
 
@@ -516,10 +515,7 @@ def test_a_million_keys_to_ten_per_cent() -> None:
     scores = keys @ query * 2
     upper = scores + np.float32(0.2) * rng.random(n, dtype=np.float32) + np.float32(1e-3)
     keep = np.argpartition(-scores, 2000)[:2000]
-    found = estimate(
-        None, keep, delta=1e-6, draws=1024, seed=1, upper_bounds=upper,
-        score=lambda i: keys[i] @ query * 2,
-    )  # fmt: skip
+    found = estimate(scores, keep, delta=1e-6, draws=1024, seed=1, upper_bounds=upper)
     truth = ck.certify(scores, keep)
     # The odds are the tail relative to the kept mass.
     low, high, real = (v / (1 - v) for v in (found.lower, found.upper, truth.tail_mass_upper))

@@ -195,9 +195,6 @@ def test_answers_do_not_depend_on_level_or_threads() -> None:
             found = index.recall(q, (beside, beside), 0.02, threads=threads)
             parts = found.indptr, found.indices, found.tail_mass_upper, found.tail_mass_lower
             ends = index.log_mass(q, threads=threads)
-            kept = index.search(q, 0.05, threads=threads)
-            drawn = index.montecarlo(q, kept, 0.01, 3, threads=threads)
-            ends = (*ends, drawn.lower, drawn.upper)
             answers.append(b"".join(part.tobytes() for part in (*parts, *ends)))
     assert len(answers) > 2
     assert len(set(answers)) == 1

@@ -1,6 +1,6 @@
 //! Tail masses from draws: one test per rejected input, and that draws do not depend on threads.
 
-use certk_rs::montecarlo::{Method, TailOptions, tail_mass, tail_mass_of_drawn};
+use certk_rs::montecarlo::{Method, TailOptions, tail_mass};
 use certk_rs::{CertifyOptions, Error, Keep, Kind, Scores, certify};
 
 const FIRST: Keep<'static> = Keep::Indices { indptr: &[0, 1], indices: &[0] };
@@ -39,23 +39,19 @@ fn bounds_are_judged_where_they_are() {
 }
 
 #[test]
-fn computed_scores_give_what_stored_ones_give() {
+fn draws_do_not_depend_on_threads() {
     let data: Vec<f32> = (0..300_000_u32).map(|i| (i % 977) as f32 / 200.0).collect();
     let upper: Vec<f32> = data.iter().map(|score| score + 0.125).collect();
     let (scores, bounds) =
         (Scores::new(&data, &[300_000]).unwrap(), Scores::new(&upper, &[300_000]).unwrap());
-    let stored = tail_mass(&scores, &FIRST, Some(&bounds), &options(500)).unwrap();
-    for threads in [1, 2, 3] {
+    let found = tail_mass(&scores, &FIRST, Some(&bounds), &options(500).threads(1)).unwrap();
+    for threads in [2, 3] {
         let options = options(500).threads(threads);
-        let mut fetch = |positions: &[usize]| -> Result<Vec<f64>, Error> {
-            Ok(positions.iter().map(|&i| f64::from(data[i])).collect())
-        };
-        let computed = tail_mass_of_drawn(&bounds, &FIRST, &mut fetch, &options).unwrap();
-        assert_eq!(stored, computed);
+        assert_eq!(found, tail_mass(&scores, &FIRST, Some(&bounds), &options).unwrap());
     }
     let truth = certify(&scores, &FIRST, &CertifyOptions::new()).unwrap();
-    assert!(stored.lower[0] <= truth.tail_mass_upper[0]);
-    assert!(stored.upper[0] >= truth.tail_mass_lower[0]);
+    assert!(found.lower[0] <= truth.tail_mass_upper[0]);
+    assert!(found.upper[0] >= truth.tail_mass_lower[0]);
 }
 
 #[test]
@@ -70,15 +66,11 @@ fn options_on_bounds_are_not_passed_over() {
         bounds.clone().mask(&[true, true, false][..], &[]).unwrap(),
         bounds.clone().radius(&[0.5]).unwrap(),
     ];
-    let mut fetch =
-        |positions: &[usize]| -> Result<Vec<f64>, Error> { Ok(vec![0.25; positions.len()]) };
     for bounds in &others {
         let error = tail_mass(&scores, &FIRST, Some(bounds), &options(3)).unwrap_err();
         assert!(matches!(error, Error::Conflict { first: "upper_bounds", .. }), "{error}");
-        let error = tail_mass_of_drawn(bounds, &FIRST, &mut fetch, &options(3)).unwrap_err();
-        assert!(matches!(error, Error::Conflict { first: "upper_bounds", .. }), "{error}");
     }
-    assert!(tail_mass_of_drawn(&bounds, &FIRST, &mut fetch, &options(3)).is_ok());
+    assert!(tail_mass(&scores, &FIRST, Some(&bounds), &options(3)).is_ok());
 }
 
 /// Real scores may lie anywhere within the radius: the tail's all above, the kept one's below.

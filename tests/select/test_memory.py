@@ -147,13 +147,9 @@ def limited() -> dict[str, Call]:
         "append": appended,
         "save and load": saved,
         "search of many": lambda: small.search(many, 0.1),
-        "search over cells": lambda: small.search(many[: 2**13], 0.1, over="cells"),
         "search of long": lambda: large.search(one, 0.1),
-        "search of long over both": lambda: large.search(one[:4], 0.1, over="both"),
+        "search of long by gap": lambda: large.search(one[:4], 0.1, rule="gap"),
         "search for top_k": lambda: large.search(one[:4], None, rule="top_k", k=9),
-        "montecarlo of an index": lambda: large.montecarlo(
-            one, np.broadcast_to(np.arange(2**16) < 9, (32, 2**16)), 0.1, 1, draws=8
-        ),
         "attention of many": lambda: attended(many, one, one, 0.1),
         "attention over long": lambda: attended(one[:4], keys, keys, 0.1),
         "attention over long, together": lambda: attended(one, keys, keys, 0.0),

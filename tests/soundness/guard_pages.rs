@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use certk_rs::montecarlo::{TailOptions, tail_mass};
 use certk_rs::{
     AttentionOptions, Budget, CertifyOptions, Data, IndexOptions, Keep, KeyIndex, Kind, Mask,
-    Options, OutputOptions, Over, Rule, Scores, SearchOptions, ValueBall, Values, Vectors,
-    attention, certify, keep_set, output_error, select,
+    Options, OutputOptions, Rule, Scores, SearchOptions, ValueBall, Values, Vectors, attention,
+    certify, keep_set, output_error, select,
 };
 
 use crate::exact::Random;
@@ -238,12 +238,9 @@ fn attend(shape: &Heads, [q, k, v]: [Data<'_>; 3], shown: &[u8]) -> Said {
     let Some(index) = index else { return said };
     said.add(&index.check(&keys));
     let options = SearchOptions::new().threads(1);
-    for options in [
-        options.mask(shown, &strides),
-        options.over(Over::Both),
-        options.over(Over::Cells).rule(Rule::Gap),
-        options.rule(Rule::TopK(3)),
-    ] {
+    for options in
+        [options.mask(shown, &strides), options.rule(Rule::Gap), options.rule(Rule::TopK(3))]
+    {
         said.add(&index.search(&q, Some(&keys), &[0.05], &options));
     }
     said.add(&index.search(&q, None, &[0.3], &options));

@@ -40,8 +40,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_jobs": {"", "audit", "_display", "_files", *COMMON, *SUBJECTS},
     **dict.fromkeys(SUBJECTS, COMMON),
     "bounds": COMMON | {"output"},
-    # An index is estimated from, and saved.
-    "key_index": COMMON | {"_files", "montecarlo"},
+    # An index is saved.
+    "key_index": COMMON | {"_files"},
     # Attention may be given an index.
     "sparse_attention": COMMON | {"key_index"},
     # A guard is an index of what was dropped, with balls around its values, and saved.

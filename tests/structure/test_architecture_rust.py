@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str] | None] = {
     # What bindings may use beside the public interface: nothing of ours uses it.
     "bindings": ANYTHING,
     "attention": COMMON | {"index", "bounds", "select", "kernels"},
-    "index": COMMON | {"montecarlo", "bounds", "select", "kernels", "certificate"},
+    "index": COMMON | {"bounds", "select", "kernels", "certificate"},
     "keepset": COMMON | {"kernels", "index", "select", "certificate"},
     "montecarlo": COMMON | {"kernels"},
     "bounds": COMMON | {"kernels"},

@@ -22,7 +22,7 @@ import bench_select
 from harness import peers, rows, table
 from harness.clock import LEAST_REPEAT, Arena, Entrant, Times, contest, in_turn
 from harness.report import HEADER, WIDTH, Line, Note, mean, row_text, section_text, summary
-from harness.verify import CheckFailedError, check_keep_set, check_selection, check_tail
+from harness.verify import CheckFailedError, check_keep_set, check_selection
 from sections import growth
 from sections.growth_plot import curves, spread
 
@@ -94,19 +94,6 @@ def test_the_oracle_sees_a_wrong_keep_set() -> None:
     fewer = dataclasses.replace(found, indices=found.indices[:-1])
     with pytest.raises(CheckFailedError, match="outside"):
         check_keep_set(scores, fewer, 0.05)
-
-
-def test_the_oracle_sees_a_wrong_tail_estimate() -> None:
-    scores = scores_of(500)[0]
-    kept = np.argsort(-scores)[:50]
-    found = ck.montecarlo.tail_mass(scores, kept, delta=1e-6, draws=450, seed=0)
-    check_tail(scores, kept, found, 1e-6)
-    for change in ({"lower": found.upper * 1.01}, {"upper": found.lower * 0.99}):
-        with pytest.raises(CheckFailedError, match="outside"):
-            check_tail(scores, kept, dataclasses.replace(found, **change), 1.0)
-    wide = dataclasses.replace(found, upper=found.upper * 1.1)
-    with pytest.raises(CheckFailedError, match="too wide"):
-        check_tail(scores, kept, wide, 0.05)
 
 
 def test_the_peers_do_what_they_are_timed_for() -> None:

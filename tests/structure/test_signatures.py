@@ -124,7 +124,6 @@ def variants(file: str, name: str) -> list[str]:
     ("file", "name", "python"),
     [
         ("index/options.rs", "Rule", get_args(key_index.Rule)),
-        ("index/options.rs", "Over", get_args(key_index.Over)),
         ("montecarlo/confidence.rs", "Method", get_args(montecarlo.Method)),
         ("bounds/smallest.rs", "GapRule", [r for r in get_args(bounds.Rule) if r != "exact"]),
     ],

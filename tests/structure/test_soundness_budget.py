@@ -58,7 +58,6 @@ NAMED = {
     "src/numerics/certified_sums.rs": ["U", "V", "LN2_HIGH", "LN2_LOW"],
     "src/index/codes/shrink.rs": ["STALE"],
     "src/index/codes.rs": ["OUTLYING"],
-    "src/index/estimate.rs": ["USELESS"],
     "src/index/gram.rs": ["U"],
     "src/index/listed_search.rs": ["CLOSE"],
     "src/index/parts.rs": ["CLOSE"],

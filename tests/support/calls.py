@@ -56,12 +56,11 @@ def calls(rows: int = 3, n: int = 40, keys: int = 600) -> dict[str, Call]:
     fixed = {"max_keep": None, "keep_first": 0, "keep_last": 0}
     ranked = {"scores": scores, "k": 2, "threads": 1}
     attention = {"q": q, "k": k, "v": k, "eps": 0.1, "out_tol": None, "sinks": None, "ball": None}
-    search = {"q": q, "keys": k, "over": "codes", "max_scored": None, "causal": False, **SIGHT}
+    search = {"q": q, "keys": k, "max_scored": None, "causal": False, **SIGHT}
     drawn = {"delta": 0.1, "draws": 16, "seed": 1, "method": "betting", "eps": None,
              "family": "row"}  # fmt: skip
     judged = {**over, "keep": keep}
     valued = {"scores": scores[:, :8], "values": k[0, :8], "threads": 1}
-    none_kept = np.zeros((2, 3, 1), np.int64)
     return {
         "select": (ck.select, {**over, **fixed, "min_keep": 1, "block_size": 1,
                                "prove_minimal": True}),
@@ -80,8 +79,6 @@ def calls(rows: int = 3, n: int = 40, keys: int = 600) -> dict[str, Call]:
         "log_mass": (index.log_mass, {"q": q, **SIGHT}),
         "recall": (index.recall, {"q": q, "beside": (np.zeros((2, 3)), np.ones((2, 3))),
                                   "eps": 0.1, **SIGHT}),
-        "montecarlo": (index.montecarlo, {"q": q, "keep": none_kept, "keys": k, "scale": None,
-                                          "threads": 1, **drawn}),
         "check": (index.check, {"keys": k, "threads": 1}),
         "kl_from_tail_mass": (bounds.kl_from_tail_mass, {"tail_mass": 0.5}),
         "tail_mass_from_kl": (bounds.tail_mass_from_kl, {"kl": 0.5}),
@@ -113,7 +110,7 @@ def calls(rows: int = 3, n: int = 40, keys: int = 600) -> dict[str, Call]:
         "WindowPolicy": (windows.WindowPolicy, {"alpha": 1.0, "C": 0.5}),
         "size": (windows.WindowPolicy(1.0, 0.5).size, {"n": 10}),
         "tail_mass": (montecarlo.tail_mass, {"scores": scores, "keep": keep, "upper_bounds": None,
-                                             "score": None, **drawn, **ROW_OPTIONS}),
+                                             **drawn, **ROW_OPTIONS}),
         "clt_interval": (montecarlo.clt_interval, {"values": [0.1, 0.2], "delta": 0.1,
                                                    "population": None}),
         "output_error": (output.output_error, {**valued, "keep": keep}),

@@ -216,17 +216,10 @@ def of_keys(rng: np.random.Generator, folder: Path) -> Iterator[Line]:
             index.save(path)
             yield line(f"index {at}", path.read_bytes)
             path.unlink()
-            for rule, over in itertools.product(("mass", "gap"), ("codes", "cells", "both")):
-                for eps in (0.1, 1e-3):
-                    yield line(
-                        f"search {at} {rule} {over} {eps}",
-                        index.search,
-                        queries,
-                        eps,
-                        keys=keys,
-                        rule=rule,
-                        over=over,
-                    )
+            for rule, eps in itertools.product(("mass", "gap"), (0.1, 1e-3)):
+                yield line(
+                    f"search {at} {rule} {eps}", index.search, queries, eps, keys=keys, rule=rule
+                )
             yield line(
                 f"top_k {at}",
                 index.search,

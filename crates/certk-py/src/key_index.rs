@@ -1,21 +1,21 @@
 //! `KeyIndex`.
 
+use std::io::{self, Read, Write};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::bf16;
 use numpy::ndarray::Axis;
 use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyBytes, PyString};
 
 use super::arguments;
-use super::arrays::{Budgets, Bytes, KeepArray, Stored, contiguous};
+use super::arrays::{Budgets, Bytes, Stored, contiguous};
 use super::errors::{CertkError, Raise, detached, guarded};
-use super::montecarlo;
-use super::results::{Estimated, Field, Flat, PerRow, Searched, result};
+use super::results::{Field, Flat, PerRow, Searched, result};
 use certk_rs::bindings::{Saved, Trust, check_memory, default_floats, list, product, with_threads};
 use certk_rs::{
-    self as core, IndexOptions, LogMass, Over, RecallOptions, Rule, SearchOptions, Vectors,
+    self as core, Error, IndexOptions, LogMass, RecallOptions, Rule, SearchOptions, Vectors,
 };
 
 pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
@@ -25,6 +25,9 @@ pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyR
 /// Message for an index or a ball that can no longer be used.
 pub(super) const HALF_CHANGED: &str =
     "an earlier call that failed has left this object half changed; build it anew";
+
+/// Most bytes that are asked of a Python file at a time.
+const PORTION: usize = 1 << 20;
 
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct KeyIndex(RwLock<core::KeyIndex<'static>>);
@@ -146,6 +149,55 @@ impl Tables<'_> {
     }
 }
 
+/// Binary file of Python, and the exception that ended reading or writing it.
+struct PyFile {
+    file: Py<PyAny>,
+    raised: Option<PyErr>,
+}
+
+impl PyFile {
+    /// Lends a file to `work`, with the interpreter released between its portions.
+    fn lend<R: Send>(
+        file: Bound<'_, PyAny>,
+        work: impl Send + FnOnce(&mut Self) -> Result<R, Error>,
+    ) -> PyResult<R> {
+        let py = file.py();
+        let mut lent = PyFile { file: file.unbind(), raised: None };
+        let done = detached(py, || work(&mut lent));
+        lent.raised.map_or(done, Err)
+    }
+
+    fn call<R>(&mut self, work: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<R>) -> io::Result<R> {
+        Python::attach(|py| work(self.file.bind(py))).map_err(|error| {
+            self.raised = Some(error);
+            io::ErrorKind::Other.into()
+        })
+    }
+}
+
+impl Read for PyFile {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let most = to.len().min(PORTION);
+        self.call(|file| {
+            let read = file.call_method1("read", (most,))?;
+            let read = read.cast::<PyBytes>()?.as_bytes();
+            let count = read.len().min(most);
+            to[..count].copy_from_slice(&read[..count]);
+            Ok(count)
+        })
+    }
+}
+
+impl Write for PyFile {
+    fn write(&mut self, part: &[u8]) -> io::Result<usize> {
+        self.call(|file| file.call_method1("write", (PyBytes::new(file.py(), part),))?.extract())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Returns the meaning of a name.
 fn named<T: Copy>(argument: &str, value: &Bound<'_, PyAny>, names: &[(&str, T)]) -> PyResult<T> {
     let given = value.cast::<PyString>().ok().and_then(|name| name.to_str().ok());
@@ -161,13 +213,12 @@ fn named<T: Copy>(argument: &str, value: &Bound<'_, PyAny>, names: &[(&str, T)])
     }
 }
 
-/// Scale, rule, k, over, `max_scored`, threads; then causal, lengths, mask.
+/// Scale, rule, k, `max_scored`, threads; then causal, lengths, mask.
 #[derive(FromPyObject)]
 pub(super) struct How<'py>(
     Option<Bound<'py, PyAny>>,
     Bound<'py, PyAny>,
     Option<Bound<'py, PyAny>>,
-    Bound<'py, PyAny>,
     Option<Bound<'py, PyAny>>,
     Option<Bound<'py, PyAny>>,
     Bound<'py, PyAny>,
@@ -192,8 +243,7 @@ impl How<'_> {
                 )));
             }
         };
-        let over = [("codes", Over::Codes), ("cells", Over::Cells), ("both", Over::Both)];
-        let How(scale, _, _, bounded, most, threads, causal, lengths, mask) = self;
+        let How(scale, _, _, most, threads, causal, lengths, mask) = self;
         let number = |scale| arguments::real("scale", scale);
         let count = |most| arguments::count("max_scored", most, 0);
         let mask = mask.as_ref().map(Bytes::new).transpose()?;
@@ -202,7 +252,6 @@ impl How<'_> {
         let options = SearchOptions::new()
             .scale(scale.as_ref().map(number).transpose()?)
             .rule(rule)
-            .over(named("over", bounded, &over)?)
             .max_scored(most.as_ref().map(count).transpose()?)
             .causal(arguments::flag("causal", causal)?)
             .lengths(lengths)
@@ -324,28 +373,6 @@ impl KeyIndex {
         Bound::new(py, Searched::new(found, &batch, n, &eps).raise()?)
     }
 
-    #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
-    fn tail_mass<'py>(
-        &self,
-        py: Python<'py>,
-        q: Stored<'py>,
-        keys: Stored<'py>,
-        keep: KeepArray<'py>,
-        batch: Vec<usize>,
-        scale: Option<&Bound<'py, PyAny>>,
-        options: montecarlo::Options<'py>,
-    ) -> PyResult<Estimated> {
-        let _modes = default_floats();
-        let (queries, keys) = (vectors(&q, "q")?, vectors(&keys, "keys")?);
-        let mut strides = Vec::new();
-        let keep = keep.keep(&mut strides)?;
-        let scale = scale.map(|scale| arguments::real("scale", scale)).transpose()?;
-        let options = options.read()?;
-        let found =
-            detached(py, || self.read().tail_mass(&queries, &keys, &keep, scale, &options))?;
-        Ok(Estimated::new(found, batch))
-    }
-
     /// `how` is scale, lengths, mask, threads.
     fn log_mass<'py>(
         &self,
@@ -403,6 +430,18 @@ impl KeyIndex {
         let keys = vectors(&keys, "keys")?;
         let threads = arguments::threads(threads)?;
         detached(py, || with_threads(threads, || self.read().check(&keys)))
+    }
+
+    fn write_to(&self, py: Python<'_>, file: Bound<'_, PyAny>) -> PyResult<()> {
+        // Others may append meanwhile.
+        let snapshot = self.look(py, core::KeyIndex::snapshot)?;
+        PyFile::lend(file, |file| snapshot.write_to(file))
+    }
+
+    #[staticmethod]
+    fn read_from(file: Bound<'_, PyAny>) -> PyResult<Self> {
+        let index = PyFile::lend(file, |file| core::KeyIndex::read_from(file))?;
+        Ok(KeyIndex(RwLock::new(index)))
     }
 
     fn parts<'py>(&self, py: Python<'py>) -> PyResult<Vec<Parts<'py>>> {

@@ -51,7 +51,7 @@ mod _native {
     #[pymodule_export]
     use super::mapped::MappedPieces;
     #[pymodule_export]
-    use super::montecarlo::{mean_bounds, tail_mass, tail_mass_of_drawn};
+    use super::montecarlo::{mean_bounds, tail_mass};
     #[pymodule_export]
     use super::openmp::OpenMpTeam;
     #[pymodule_export]

@@ -1,11 +1,11 @@
 //! Monte-Carlo tail masses, and their confidence bounds.
 
-use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::arguments::{self, count, flag, integer, real};
-use super::arrays::{Budgets, KeepArray, Rows, Stored, column, contiguous};
+use super::arrays::{Budgets, KeepArray, Rows, Stored};
 use super::errors::{CertkError, Raise, detached};
 use super::results::Estimated;
 use certk_rs::Error;
@@ -65,45 +65,6 @@ pub(super) fn tail_mass<'py>(
     let options = options.read()?;
     let found = detached(py, || core::tail_mass(&scores, &keep, bounds.as_ref(), &options))?;
     Ok(Estimated::new(found, scores.batch_shape().to_vec()))
-}
-
-#[pyfunction]
-pub(super) fn tail_mass_of_drawn<'py>(
-    py: Python<'py>,
-    bounds: Stored<'py>,
-    keep: KeepArray<'py>,
-    score: &Bound<'py, PyAny>,
-    options: Options<'py>,
-) -> PyResult<Estimated> {
-    let _modes = default_floats();
-    let rows = Rows::plain(bounds, None);
-    let bounds = rows.scores()?;
-    let mut strides = Vec::new();
-    let keep = keep.keep(&mut strides)?;
-    let options = options.read()?;
-    let score = score.as_unbound();
-    let mut raised = None;
-    let found = py.detach(|| {
-        let mut fetch = |positions: &[usize]| {
-            let asked = || {
-                Python::attach(|py| {
-                    let positions = positions.iter().map(|&position| position as i64);
-                    let scores = score.bind(py).call1((column(py, "score", positions)?,))?;
-                    let scores: PyReadonlyArray1<'_, f64> = scores.extract()?;
-                    bindings::copied("score", contiguous(&scores, "score")?).raise()
-                })
-            };
-            asked().map_err(|error| {
-                raised = Some(error);
-                Error::Interrupted
-            })
-        };
-        core::tail_mass_of_drawn(&bounds, &keep, &mut fetch, &options)
-    });
-    match raised {
-        Some(error) => Err(error),
-        None => Ok(Estimated::new(found.raise()?, Vec::new())),
-    }
 }
 
 #[pyfunction]

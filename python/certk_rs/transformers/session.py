@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from .. import _native
 from .._files.atomic import NewFile
-from .._files.index import PARTS
 from .._files.safetensors import (
     ITEMSIZE,
     Entry,
@@ -33,7 +32,7 @@ from .._files.safetensors import (
 from .._files.scratch import open_to_map
 from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
-from ..key_index import KeyIndex
+from ..key_index import PARTS, KeyIndex
 from ..sparse_attention import ValueBall, ball_of_parts
 from .indexed_layer import IndexedLayer
 from .paired_rows import PAGE, STRETCH, Form, PairedRows, Piece, bytes_of
