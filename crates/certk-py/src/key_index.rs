@@ -433,6 +433,7 @@ impl KeyIndex {
     }
 
     fn write_to(&self, py: Python<'_>, file: Bound<'_, PyAny>) -> PyResult<()> {
+        let _modes = default_floats();
         // Others may append meanwhile.
         let snapshot = self.look(py, core::KeyIndex::snapshot)?;
         PyFile::lend(file, |file| snapshot.write_to(file))
@@ -440,6 +441,7 @@ impl KeyIndex {
 
     #[staticmethod]
     fn read_from(file: Bound<'_, PyAny>) -> PyResult<Self> {
+        let _modes = default_floats();
         let index = PyFile::lend(file, |file| core::KeyIndex::read_from(file))?;
         Ok(KeyIndex(RwLock::new(index)))
     }
