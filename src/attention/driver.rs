@@ -69,9 +69,8 @@ pub fn attention(
     )?;
     check_memory("k", keys.heads(), 64)?;
     let query_rows = QueryRows::new(queries, keys, options)?;
-    let own;
     let mut job = AttentionJob::new(queries, keys, values, index, &query_rows)?;
-    own = match budget {
+    let own = match budget {
         Budget::TailMass(eps) if index.is_none() => job.own_index(eps)?,
         _ => None,
     };

@@ -298,7 +298,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         let odds = self.eps / (1.0 - self.eps);
         let mut queue = Queue::new(units, 0);
         let mut sums: Reused<Suffix> = Reused::new();
-        let shift = self.suffixes(&mut queue, scores, &mut sums);
+        let shift = Self::suffixes(&mut queue, scores, &mut sums);
         let (mut top, mut head, mut summed) = (f64::NEG_INFINITY, 0.0, 0);
         loop {
             for &score in &known.scores[summed..] {
@@ -327,7 +327,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     }
 
     /// Sums over what is open when so many units have been scored, relative to a shift, which is returned.
-    fn suffixes(&self, queue: &mut Queue, scores: &[f32], sums: &mut Reused<Suffix>) -> f64 {
+    fn suffixes(queue: &mut Queue, scores: &[f32], sums: &mut Reused<Suffix>) -> f64 {
         queue.sorted = queue.units.len();
         sorting::sort(&mut queue.units, |a, b| {
             b.upper.total_cmp(&a.upper).then_with(|| a.key.cmp(&b.key))
