@@ -138,7 +138,7 @@ fn every_rule_over_codes() {
             }
         }
     }
-    assert!(proven > 50 && few > 500, "{proven} {few}");
+    assert!(proven > 50 && few > 150, "{proven} {few}");
 }
 
 /// Rows of few keys and scores so far apart that codes are off by whole nats: their bounds have little to spare.
