@@ -10,7 +10,7 @@ import pytest
 
 import certk_rs as ck
 from certk_rs import gaussian
-from cli_fixtures import answered, certk, rewrite, said, write_cache
+from cli_fixtures import answered, certk, forge, said, write_cache
 from repository import EXAMPLE, ROOT
 
 
@@ -137,13 +137,13 @@ def test_a_consistent_forgery_needs_the_input(cache: Path, tmp_path: Path) -> No
         for end in ("upper", "lower"):
             arrays[f"layers.0.tail_mass_{end}"] = arrays[f"layers.0.tail_mass_{end}"] / 2
 
-    rewrite(out, halve)
+    forge(out, halve)
     alone, known = said("verify", out), said("verify", out, "--against", cache)
     assert (alone.code, known.code) == (0, 1)
     assert "not known without --against" in alone.out
     assert "layer 0, head 0, query 0: tail mass in" in known.out
     # Many findings are cut short.
-    rewrite(out, lambda arrays: None, eps={0: (1e-12, 1e-12), 1: (1e-12, 1e-12)})
+    forge(out, say=lambda body: body.update(eps={"0": [1e-12] * 2, "1": [1e-12] * 2}))
     lines = said("verify", out).out.splitlines()
     assert len(lines) == 22
     assert "and 4 more" in lines[-2]

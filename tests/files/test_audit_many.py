@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,12 +18,19 @@ import pytest
 from certk_rs import CertkError, prune
 from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs.audit import audit
-from cli_fixtures import Job, certk, forge, forge_input, read_output, rewrite, write_cache
-from forgeries import put, scale_masses
+from cli_fixtures import (
+    Job,
+    answered,
+    forge,
+    forge_input,
+    read_output,
+    said,
+    write_cache,
+)
+from forgeries import budget, field, put, scale_masses
 from signalled import Ended, certk_signalled
 
-Captured = pytest.CaptureFixture[str]
-MANY = 40
+MANY = 32
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +84,7 @@ def test_the_answer_is_that_of_one_thread(copied: Path) -> None:
     outputs = files(copied / "out")
     name = "layers.0.tail_mass_upper"
     for number in (3, 7, 8, 20):
-        rewrite(outputs[number], lambda arrays: arrays.update({name: arrays[name] / 2}))
+        forge(outputs[number], lambda arrays: arrays.update({name: arrays[name] / 2}))
     outputs[30].write_bytes(b"nonsense")
     reports = [audit(outputs, files(copied / "in"), threads=n) for n in (1, 2, 4)]
     assert reports[0] == reports[1] == reports[2]
@@ -86,7 +92,7 @@ def test_the_answer_is_that_of_one_thread(copied: Path) -> None:
     assert reports[0].unmatched == (copied / "in" / "030.safetensors",)
 
 
-def test_fail_fast_stops_behind_the_first(copied: Path, capsys: Captured) -> None:
+def test_fail_fast_stops_behind_the_first(copied: Path) -> None:
     outputs = files(copied / "out")
     outputs[5].write_bytes(b"nonsense")
     report = audit(outputs, files(copied / "in"), fail_fast=True)
@@ -94,10 +100,10 @@ def test_fail_fast_stops_behind_the_first(copied: Path, capsys: Captured) -> Non
     assert report.not_reached == tuple(outputs[6:])
     assert report.found
     assert not report.holds
-    assert certk("verify", copied / "out", "--against", copied / "in", "--fail-fast") == 1
-    out, err = capsys.readouterr()
-    assert f"{MANY - 6} outputs were not looked at" in out
-    assert f"1 of {MANY} outputs do not hold" in err
+    ended = said("verify", copied / "out", "--against", copied / "in", "--fail-fast")
+    assert ended.code == 1
+    assert f"{MANY - 6} outputs were not looked at" in ended.out
+    assert f"1 of {MANY} outputs do not hold" in ended.err
 
 
 # Before the heads of the last output are looked at, it waits for a line, and not forever.
@@ -139,7 +145,7 @@ def test_results_come_through_a_pipe_as_they_are_known(copied: Path) -> None:
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """An output whose rows are recomputed in eight blocks."""
-    shape = {"layers": 1, "kv_heads": 4, "heads": 4, "m": 100, "n": 20_000, "d": 16}
+    shape = {"layers": 1, "kv_heads": 4, "heads": 4, "m": 100, "n": 20_000, "d": 8}
     # Under so small a budget sets are found at once.
     return Job(tmp_path_factory.mktemp("blocks"), eps=1e-5, cache=shape)
 
@@ -206,63 +212,51 @@ def broken(monkeypatch: pytest.MonkeyPatch, where: str, path: Path, error: Excep
     monkeypatch.setattr(place, name, wrong)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("stage", STAGES)
-def test_an_unexpected_error_is_a_finding_of_its_output(
-    copied: Path, stage: str, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outputs = files(copied / "out")[:5]
-    broken(monkeypatch, STAGES[stage], outputs[2], RuntimeError("a line\nand another"))
-    report = audit(outputs, files(copied / "in")[:5], threads=threads)
-    assert [o.holds for o in report.outputs] == [True, True, False, True, True]
-    [finding] = report.outputs[2].findings
-    assert str(finding) == (
-        "file: judging it ended with an unexpected RuntimeError: a line and another; nothing of it "
-        "is confirmed"
-    )
-    assert report.outputs[2].error is None
-    # Where nobody has looked for its input, nobody can say that it has an output.
-    assert bool(report.unmatched) == (stage == "begins")
+UNEXPECTED = RuntimeError("a line\nand another")
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "words"),
     [
+        (UNEXPECTED, None),
         (OSError(5, "Input/output error", "/place"), "/place: Input/output error"),
         (MemoryError(), "not enough memory: give fewer threads (--jobs)"),
     ],
 )
-def test_what_the_system_refuses_is_an_error_of_its_output(
-    copied: Path,
-    stage: str,
-    error: Exception,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
+def test_what_goes_wrong_is_of_its_output_alone(
+    copied: Path, stage: str, error: Exception, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs = files(copied / "out")[:4]
+    """Refusals of the system are errors; all else is a finding, and nothing is confirmed."""
+    outputs, inputs = files(copied / "out")[:4], files(copied / "in")[:4]
     broken(monkeypatch, STAGES[stage], outputs[1], error)
-    inputs = [each for path in files(copied / "in")[:4] for each in ("--against", path)]
-    assert certk("verify", *outputs, *inputs) == 2
-    out, err = capsys.readouterr()
-    assert f"{outputs[1]}: could not be judged: {said}\n" in out
+    for threads in (1, 2):
+        report = audit(outputs, inputs, threads=threads)
+        assert [o.holds for o in report.outputs] == [True, False, True, True]
+        assert report.outputs[1].error == words
+        assert [str(finding) for finding in report.outputs[1].findings] == [
+            "file: judging it ended with an unexpected RuntimeError: a line and another; nothing "
+            "of it is confirmed"
+        ] * (words is None)
+        # Where nobody has looked for its input, nobody can say that it has an output.
+        assert bool(report.unmatched) == (stage == "begins")
+    if words is None:
+        return
+    command = ["verify", *outputs, *(each for path in inputs for each in ("--against", path))]
+    code, out, err = said(*command)
+    assert (code, out.count(": holds: ")) == (2, 3)
+    assert f"{outputs[1]}: could not be judged: {words}\n" in out
     assert "1 of 4 outputs could not be judged" in err
-    assert out.count(": holds: ") == 3
-    assert certk("verify", *outputs, *inputs, "--json") == 2
-    body = json.loads(capsys.readouterr().out)
-    assert [each["error"] for each in body["outputs"]] == [None, said, None, None]
-    assert [each["holds"] for each in body["outputs"]] == [True, False, True, True]
+    told = answered(*command, code=2)["outputs"]
+    assert [each["error"] for each in told] == [None, words, None, None]
     # What is known not to hold comes first.
     outputs[3].write_bytes(b"nonsense")
-    assert certk("verify", *outputs, *inputs) == 1
-    assert "1 of 4 outputs do not hold" in capsys.readouterr().err
+    ended = said(*command)
+    assert (ended.code, "1 of 4 outputs do not hold" in ended.err) == (1, True)
 
 
 @pytest.mark.parametrize("damage", ["a code's scale", "a dropped key", "a dropped value"])
-def test_one_forged_guard_does_not_end_the_run(
-    tmp_path: Path, damage: str, capsys: Captured
-) -> None:
+def test_one_forged_guard_does_not_end_the_run(tmp_path: Path, damage: str) -> None:
     """Numbers that linear algebra raises errors of, sealed anew with all hashes."""
     for name in "abc":
         shape = {"seed": ord(name), "d": 16, "dtype": "F32", "layers": 1}
@@ -276,9 +270,8 @@ def test_one_forged_guard_does_not_end_the_run(
         gone = next(j for j in range(24) if j not in kept)
         place = (0, slice(None), gone, 5)
         forge_input(source, output, put(f"0.{damage.split()[-1]}", place, np.nan))
-    command = ["verify", tmp_path / "out", "--against", tmp_path / "in"]
-    assert certk(*command) == 1
-    out, err = capsys.readouterr()
+    code, out, err = said("verify", tmp_path / "out", "--against", tmp_path / "in")
+    assert code == 1
     assert "1 of 3 outputs do not hold" in err
     assert "unexpected" not in out + err
     words = "layers.0.guard_radii" if "scale" in damage else "holds a number that is not finite"
@@ -313,7 +306,7 @@ def test_an_input_that_is_lost_ends_nothing(
 # -------------------------------------------------------------------------------------------- names
 
 
-def test_outputs_under_exchanged_names_are_told(copied: Path, capsys: Captured) -> None:
+def test_outputs_under_exchanged_names_are_told(copied: Path) -> None:
     """They hold, since inputs are found by what they are; but somebody may open the wrong one."""
     out, given = copied / "out", copied / "in"
     other = out / "other.safetensors"
@@ -334,11 +327,9 @@ def test_outputs_under_exchanged_names_are_told(copied: Path, capsys: Captured) 
             ("other.safetensors", "003.safetensors"),
         )
     }
-    assert certk("verify", out, "--against", given) == 0
-    said = capsys.readouterr().out
-    assert said.count(": warning: it is the output of ") == 3
-    assert certk("verify", out, "--against", given, "--json") == 0
-    warned = [each["warnings"] for each in json.loads(capsys.readouterr().out)["outputs"]]
+    shown = said("verify", out, "--against", given).out
+    assert shown.count(": warning: it is the output of ") == 3
+    warned = [each["warnings"] for each in answered("verify", out, "--against", given)["outputs"]]
     assert sum(map(len, warned)) == 3
 
 
@@ -382,7 +373,8 @@ def test_a_sample_finds_as_often_as_it_looks(job: Job) -> None:
     for number in range(40):
         job.output.write_bytes(good)
         fourth = (slice(None), slice(None, None, 4))  # of 20 queries each
-        rewrite(job.output, scale_masses(0, fourth, 0.5, 0.5), library=str(number))
+        library = field(library=str(number)).change
+        forge(job.output, scale_masses(0, fourth, 0.5, 0.5), library)
         drawn = [audit([job.output], [job.source], sample=4) for _ in range(2)]
         assert drawn[0] == drawn[1]
         found += drawn[0].found
@@ -390,44 +382,37 @@ def test_a_sample_finds_as_often_as_it_looks(job: Job) -> None:
 
 
 def test_a_sample_looks_at_all_bytes(job: Job) -> None:
-    rewrite(job.output, lambda arrays: None)
     content = bytearray(job.output.read_bytes())
     content[-1] ^= 1
     job.output.write_bytes(content)
     assert audit([job.output], [job.source], sample=1).found
 
 
-def test_a_sample_is_labelled_wherever_it_is_told(job: Job, capsys: Captured) -> None:
+def test_a_sample_is_labelled_wherever_it_is_told(job: Job) -> None:
     command = ("verify", job.output, "--against", job.source, "--sample", "5")
-    assert certk(*command) == 3
-    out, err = capsys.readouterr()
+    code, out, err = said(*command)
+    assert code == 3
     assert "holds:" not in out
     assert "sampled, not verified: nothing was found in 5 of 160 rows of" in out
     assert err == "certk: sampled, not verified: nothing was found in the rows looked at\n"
-    assert certk(*command, "--json") == 3
-    said = json.loads(capsys.readouterr().out)
-    assert said["holds"] is False
-    [output] = said["outputs"]
-    assert output["holds"] is False
-    assert output["findings"] == []
+    told = answered(*command, code=3)
+    [output] = told["outputs"]
+    assert (told["holds"], output["holds"], output["findings"]) == (False, False, [])
     assert (output["sampled"]["rows"], output["sampled"]["of"]) == (5, 160)
-    assert certk("verify", job.output, "--against", job.source, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["outputs"][0]["sampled"] is None
+    assert answered(*command[:4])["outputs"][0]["sampled"] is None
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "0.0", "1.5", "nan", "x", ""])
-def test_samples_that_are_none(job: Job, text: str, capsys: Captured) -> None:
-    assert certk("verify", job.output, "--against", job.source, f"--sample={text}") == 2
-    assert "sample" in capsys.readouterr().err
-
-
-def test_a_sample_needs_the_input(job: Job, capsys: Captured) -> None:
-    assert certk("verify", job.output, "--sample", "5") == 2
-    assert "give against" in capsys.readouterr().err
-    with pytest.raises(CertkError, match="sample is 0"):
-        audit([job.output], [job.source], sample=0)
-    with pytest.raises(CertkError, match=r"sample is 1\.5"):
-        audit([job.output], [job.source], sample=1.5)
+@pytest.mark.parametrize("sample", ["0", "-1", "0.0", "1.5", "nan", "x", "", 0, 1.5, None])
+def test_samples_that_are_none(job: Job, sample: Any) -> None:
+    if isinstance(sample, str):
+        ended = said("verify", job.output, "--against", job.source, f"--sample={sample}")
+        assert (ended.code, "sample" in ended.err) == (2, True)
+    elif sample is None:
+        ended = said("verify", job.output, "--sample", "5")
+        assert (ended.code, "give against" in ended.err) == (2, True)
+    else:
+        with pytest.raises(CertkError, match=f"sample is {sample}"):
+            audit([job.output], [job.source], sample=sample)
 
 
 # ------------------------------------------------------------------------------- levels of proof
@@ -441,37 +426,30 @@ def test_a_sample_needs_the_input(job: Job, capsys: Captured) -> None:
         ("none", r"holds: 24 .* none is recorded, nor a lower bound", "within their budgets"),
     ],
 )
-def test_what_can_be_verified_is_said(
-    tmp_path: Path, proof: str, says: str, unknown: str, capsys: Captured
-) -> None:
+def test_what_can_be_verified_is_said(tmp_path: Path, proof: str, says: str, unknown: str) -> None:
     job = Job(tmp_path, proof=proof)
-    assert certk("verify", job.output, "--against", job.source) == 0
-    assert re.search(says, capsys.readouterr().out)
-    assert certk("verify", job.output) == 0
-    assert unknown in capsys.readouterr().out
-    assert certk("verify", job.output, "--json") == 0
-    [said] = json.loads(capsys.readouterr().out)["outputs"]
-    assert (said["worst_tail_mass"] is None) == (proof == "none")
-    assert (said["rows_over_budget"] is None) == (proof == "none")
+    assert re.search(says, said("verify", job.output, "--against", job.source).out)
+    assert unknown in said("verify", job.output).out
+    [told] = answered("verify", job.output)["outputs"]
+    assert (told["worst_tail_mass"] is None) == (proof == "none")
+    assert (told["rows_over_budget"] is None) == (proof == "none")
     [found] = audit([job.output], [job.source]).outputs
     assert found.rows_over_budget == 0
     assert found.worst_tail_mass is not None
     assert 0.01 < found.worst_tail_mass <= 0.1
 
 
-def test_an_output_of_the_format_before(job: Job, capsys: Captured) -> None:
+def test_an_output_of_the_format_before(job: Job) -> None:
     forge(job.output, say=lambda body: body.update(format=1))
-    assert certk("verify", job.output) == 1
-    out = capsys.readouterr().out
+    code, out, _ = said("verify", job.output)
+    assert code == 1
     assert "of format 1, which nothing from 0.2.0 on reads" in out
     assert "prune its input anew" in out
 
 
-def test_several_budgets_are_told_as_a_range(job: Job, capsys: Captured) -> None:
-    rewrite(job.output, lambda arrays: None, eps={0: (0.1, 0.1), 1: (0.1, 0.1000001)})
-    assert certk("verify", job.output, "--json") == 0
-    [said] = json.loads(capsys.readouterr().out)["outputs"]
-    assert said["eps"] is None
-    assert said["budgets"] == {"0": [0.1, 0.1], "1": [0.1, 0.1000001]}
-    assert certk("verify", job.output) == 0
-    assert "eps = 0.1 to 0.1000001, " in capsys.readouterr().out
+def test_several_budgets_are_told_as_a_range(job: Job) -> None:
+    forge(job.output, say=budget("1", 1, 0.1000001).change)
+    [told] = answered("verify", job.output)["outputs"]
+    assert told["eps"] is None
+    assert told["budgets"] == {"0": [0.1, 0.1], "1": [0.1, 0.1000001]}
+    assert "eps = 0.1 to 0.1000001, " in said("verify", job.output).out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import struct
 from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from certk_rs import CertkError
 from certk_rs._files.cache import Cache
 from certk_rs._files.certificate import Certificate, Options, TensorFacts, read_certificate
 from certk_rs._files.layers import nearest_rsqrt
-from certk_rs._files.names import KNOWN_NAMES, Names
+from certk_rs._files.names import KNOWN_NAMES, Names, infer
 from certk_rs._files.output import output_header
 from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs._files.values import widen
@@ -158,21 +159,22 @@ def test_each_head_comes_with_the_keys_of_its_group(
 
 
 def test_every_bfloat16_and_float16_widens_exactly() -> None:
-    torch = pytest.importorskip("torch")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
     bits = np.arange(1 << 16, dtype=np.uint16)
-    expected = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).double().numpy()
-    finite = np.isfinite(expected)
-    np.testing.assert_array_equal(widen(bits[finite], "BF16"), expected[finite])
-    expected = torch.from_numpy(bits.view(np.float16)).double().numpy()
-    finite = np.isfinite(expected)
-    np.testing.assert_array_equal(widen(bits.view(np.float16)[finite], "F16"), expected[finite])
+    with np.errstate(invalid="ignore"):  # of signalling NaNs
+        brains = bits.view(ml_dtypes.bfloat16).astype(np.float64)
+    for stored, dtype, expected in (
+        (bits, "BF16", brains),
+        (bits.view(np.float16), "F16", np.array(struct.unpack("<65536e", bits.tobytes()))),
+    ):
+        finite = np.isfinite(expected)
+        np.testing.assert_array_equal(widen(stored[finite], dtype), expected[finite])
 
 
 @pytest.mark.parametrize("pattern", KNOWN_NAMES)
-def test_known_spellings_are_found(tmp_path: Path, pattern: str) -> None:
-    words = pattern[pattern.index("|") - 12 :].split("{")[-1].rstrip("}").split("|")
+def test_known_spellings_are_found_and_inferred(tmp_path: Path, pattern: str) -> None:
+    stem, words = pattern[: pattern.rindex("{")], pattern[pattern.rindex("{") + 1 : -1].split("|")
     own = dict(zip(("key", "value", "query"), words, strict=True))
-    stem = pattern[: pattern.rindex("{")]
     tensors = {}
     for name, stored in cache_tensors().items():
         _, i, role = name.split(".")
@@ -183,6 +185,10 @@ def test_known_spellings_are_found(tmp_path: Path, pattern: str) -> None:
         assert cache.names.pattern == pattern
         assert len(cache.layers) == 2
         assert cache.others == ()
+    found = infer(list(tensors))
+    assert found is not None
+    for name in tensors:
+        assert Names(found).match(name) == Names(pattern).match(name)
 
 
 def test_other_spellings_by_pattern(tmp_path: Path) -> None:

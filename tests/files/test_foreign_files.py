@@ -19,7 +19,7 @@ import certk_rs as ck
 from certk_rs._files.npy import read_array
 from certk_rs._files.safetensors import canonical
 from certk_rs._files.tensor_file import SafetensorsFile
-from cli_fixtures import certk, raw_file
+from cli_fixtures import answered, raw_file, said
 from mutated_files import LONG, damage, split
 
 
@@ -52,7 +52,7 @@ def same_index(one: ck.KeyIndex, other: ck.KeyIndex) -> bool:
 def test_damaged_indexes_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "index"
     content, index = index_file(path)
-    for seed in range(1200):
+    for seed in range(400):
         path.write_bytes(damage({"index": content}, seed)["index"])
         try:
             loaded = ck.KeyIndex.load(path)
@@ -62,12 +62,12 @@ def test_damaged_indexes_are_refused(tmp_path: Path) -> None:
             assert same_index(loaded, index)
 
 
-def test_every_changed_byte_of_a_header_of_an_index_is_found(tmp_path: Path) -> None:
+def test_changed_bytes_of_a_header_of_an_index_are_found(tmp_path: Path) -> None:
     """Also of the shape and the dtype: as many scales serve 110 keys and 109."""
     path = tmp_path / "index"
     content, _ = index_file(path)
     header = 8 + int.from_bytes(content[:8], "little")
-    for at in range(header):
+    for at in range(0, header, 3):
         path.write_bytes(content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :])
         with pytest.raises(ck.CertkError):
             ck.KeyIndex.load(path)
@@ -220,19 +220,16 @@ BAD_NPY = {
 }  # fmt: skip
 
 
-def refused_by_select(path: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def refused_by_select(path: Path, *arguments: object) -> str:
     """The line that `certk select` ends with, soon and without having asked for memory."""
-    capsys.readouterr()
     tracemalloc.start()
     start = time.process_time()
     try:
-        code = certk("select", path, "--eps", "0.1", *arguments)
+        code, out, err = said("select", path, "--eps", "0.1", *arguments)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    out, err = capsys.readouterr()
-    assert code == 2
-    assert out == ""
+    assert (code, out) == (2, "")
     assert re.fullmatch(r"certk: error: [^\n]{1,1000}\n", err), err
     assert "unexpected" not in err
     assert "not enough memory" not in err
@@ -242,40 +239,29 @@ def refused_by_select(path: Path, capsys: pytest.CaptureFixture[str], *arguments
 
 
 @pytest.mark.parametrize("case", BAD_NPY)
-def test_scores_whose_header_lies(
-    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "scores.npy"
+def test_scores_whose_header_lies(tmp_path: Path, case: str) -> None:
+    path, archived = tmp_path / "scores.npy", tmp_path / "scores.npz"
     path.write_bytes(BAD_NPY[case])
-    assert str(path) in refused_by_select(path, capsys)
-
-
-@pytest.mark.parametrize("case", BAD_NPY)
-def test_members_whose_header_lies(
-    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "scores.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(archived, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", BAD_NPY[case])
-    assert str(path) in refused_by_select(path, capsys)
+    for each in (path, archived):
+        assert str(each) in refused_by_select(each)
 
 
 @pytest.mark.parametrize("option", ["--mask", "--lengths", "--indptr"])
-def test_other_arrays_whose_header_lies(
-    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_arrays_whose_header_lies(tmp_path: Path, option: str) -> None:
     scores, path = tmp_path / "scores.npy", tmp_path / "other.npy"
     np.save(scores, np.zeros(12, np.float32))
     for case in ("more entries than there are", "rows of nothing", "objects"):
         path.write_bytes(BAD_NPY[case])
-        assert str(path) in refused_by_select(scores, capsys, option, path)
+        assert str(path) in refused_by_select(scores, option, path)
 
 
-def test_archives_that_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_archives_that_lie(tmp_path: Path) -> None:
     path = tmp_path / "scores.npz"
 
     def refuse(words: str) -> None:
-        assert words in refused_by_select(path, capsys)
+        assert words in refused_by_select(path)
 
     with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("a.npy", npy(claims(), DATA))
@@ -298,11 +284,11 @@ def test_archives_that_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     refuse("holds the arrays none")
 
 
-def test_scores_from_no_regular_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_from_no_regular_file(tmp_path: Path) -> None:
     """A pipe would be waited for."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        assert "is not a regular file" in refused_by_select(path, capsys)
+        assert "is not a regular file" in refused_by_select(path)
 
 
 def test_what_numpy_writes_is_read(tmp_path: Path) -> None:
@@ -330,10 +316,7 @@ def same_array(one: np.ndarray, other: np.ndarray) -> bool:
     return same and one.tobytes() == other.tobytes()
 
 
-def test_scores_without_entries_are_few_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_without_entries_are_few_rows(tmp_path: Path) -> None:
     for shape, rows in (((3, 0), 3), ((0, 5), 0), ((0, 2**20, 4), 0)):
         np.save(tmp_path / "x.npy", np.zeros(shape, np.float32))
-        assert certk("select", tmp_path / "x.npy", "--eps", "0.1", "--json") == 0
-        assert json.loads(capsys.readouterr().out)["rows"] == rows
+        assert answered("select", tmp_path / "x.npy", "--eps", "0.1")["rows"] == rows

@@ -27,6 +27,7 @@ from cli_fixtures import (
     Arrays,
     Body,
     Job,
+    answered,
     cache_tensors,
     certk,
     forge,
@@ -34,12 +35,14 @@ from cli_fixtures import (
     opened,
     raw_file,
     safetensors_bytes,
+    said,
     tensor,
     write_cache,
 )
 from forgeries import (
     EDGE,
     FORGERIES,
+    MANY_KEYS,
     Say,
     claim_keys,
     eps,
@@ -50,15 +53,9 @@ from forgeries import (
     option,
     put,
     scale_masses,
+    widened,
 )
 from made_outputs import Honest
-
-Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Honest:
-    return Honest(tmp_path_factory.mktemp("honest"))
 
 
 @pytest.fixture
@@ -71,6 +68,17 @@ def job(honest: Honest, tmp_path: Path) -> Job:
 def small(honest: Honest, tmp_path: Path) -> Job:
     """Two layers of two kv heads and four heads with five queries each."""
     return honest.copy("small", tmp_path)
+
+
+def peak(path: Path) -> tuple[OutputAudit, int]:
+    """An audit without the input, and the most memory that it had."""
+    audit([path])
+    tracemalloc.start()
+    try:
+        [found] = audit([path]).outputs
+        return found, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def refuted(job: Job, words: str, *, alone: bool) -> None:
@@ -94,6 +102,7 @@ def test_forgeries_are_refuted(name: str, honest: Honest, tmp_path: Path) -> Non
     job = honest.copy(forgery.made, tmp_path)
     forge(job.output, forgery.edit, forgery.say)
     refuted(job, forgery.words, alone=forgery.alone)
+    assert peak(job.output)[1] < 2_000_000
 
 
 @pytest.mark.parametrize("which", ["threes", "by layer", "at cap"])
@@ -109,7 +118,7 @@ def test_any_row_starts_end_in_a_verdict(job: Job) -> None:
     good, rng = job.output.read_bytes(), np.random.default_rng(3)
     right = opened(job.output)[1]["layers.0.indptr"]
     pool = [0, 1, -1, 2, int(right[1]), int(right[-1]), EDGE - 1, -EDGE, 1 << 31, 1 << 62]
-    for _ in range(150):
+    for _ in range(40):
         wrong = rng.choice(np.array(pool, np.int64), 4)
         wrong[0] *= int(rng.integers(2))
         job.output.write_bytes(good)
@@ -117,30 +126,28 @@ def test_any_row_starts_end_in_a_verdict(job: Job) -> None:
         assert not job.check(against=True).holds, wrong
 
 
-def test_one_arbitrary_key_is_told(small: Job, capsys: Captured) -> None:
+def test_one_arbitrary_key_is_told(small: Job) -> None:
     """It holds, since nothing is claimed; the verdict says that nothing is."""
     good = audit([small.output], [small.source]).outputs[0]
     assert (good.rows_over_budget, good.total, good.eps) == (0, 2 * 2 * 24, 0.1)
     assert 0.05 < good.worst_tail_mass <= 0.1
-    assert certk("verify", small.output, "--against", small.source) == 0
-    before = capsys.readouterr().out.splitlines()[-1]
+    before = said("verify", small.output, "--against", small.source)
+    assert before.code == 0
 
     change(small, keep_only([17]), option("max_keep", 1))
     found = small.check(against=True)
     assert found.holds
     assert (found.kept, found.total) == (4, 96)
     assert (found.rows_over_budget, found.rows, found.worst_tail_mass) == (40, 40, 1.0)
-    assert certk("verify", small.output, "--against", small.source) == 0
-    after = capsys.readouterr().out.splitlines()[-1]
-    assert "max_keep = 1, " in after
-    assert after.endswith(": kept 4 of 96 keys, 40 of 40 rows over eps, worst tail mass 1")
-    assert before.endswith(f", worst tail mass {before.split()[-1]}")
-    assert f"kept {good.kept} of 96 keys, 0 of 40 rows over eps" in before
-    assert certk("verify", small.output, "--json") == 0
-    [said] = json.loads(capsys.readouterr().out)["outputs"]
-    assert (said["eps"], said["options"]["max_keep"]) == (0.1, 1)
-    assert (said["kept"], said["total"]) == (4, 96)
-    assert (said["rows_over_budget"], said["worst_tail_mass"]) == (40, 1.0)
+    after = said("verify", small.output, "--against", small.source)
+    assert after.code == 0
+    assert "max_keep = 1, " in after.out
+    assert after.out.endswith(": kept 4 of 96 keys, 40 of 40 rows over eps, worst tail mass 1\n")
+    assert f"kept {good.kept} of 96 keys, 0 of 40 rows over eps, worst tail mass 0" in before.out
+    [told] = answered("verify", small.output)["outputs"]
+    assert (told["eps"], told["options"]["max_keep"]) == (0.1, 1)
+    assert (told["kept"], told["total"]) == (4, 96)
+    assert (told["rows_over_budget"], told["worst_tail_mass"]) == (40, 1.0)
 
 
 @pytest.mark.parametrize("max_keep", [1, 3, 0.2, 0.041])
@@ -197,117 +204,17 @@ def test_a_head_below_the_cap_beside_one_that_is_over(tmp_path: Path) -> None:
     assert found.rows_over_budget > 0
 
 
-# -------------------------------------------------------------------------------- sizes and memory
-
-
-def peak(path: Path) -> tuple[OutputAudit, int]:
-    """An audit without the input, and the most memory that it had."""
-    audit([path])
-    tracemalloc.start()
-    try:
-        [found] = audit([path]).outputs
-        return found, tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def wide_indices(arrays: Arrays) -> None:
-    for i in range(2):
-        arrays[f"layers.{i}.indices"] = arrays[f"layers.{i}.indices"].astype(np.int64)
-
-
-@pytest.mark.parametrize("n", [50_000_000, (1 << 31) - 1, (1 << 32) - 1])
-@pytest.mark.parametrize("forced", ["none", "few", "all"])
-def test_memory_is_that_of_the_file_whatever_it_claims(small: Job, n: int, forced: str) -> None:
-    size = {"none": 0, "few": 2, "all": n}[forced]
-
-    def say(body: Body) -> None:
-        claim_keys(n).change(body)
-        body["options"].update(keep_first=size, keep_last=size)
-
-    forge(small.output, wide_indices if n >= 1 << 31 else lambda _: None, say)
+@pytest.mark.parametrize("n", MANY_KEYS)
+def test_as_many_keys_as_nothing_speaks_against(small: Job, n: int) -> None:
+    change(small, widened if n >= 1 << 31 else lambda _: None, claim_keys(n))
     found, most = peak(small.output)
     assert most < 2_000_000
-    if forced == "none":
-        assert found.holds, found.findings  # nothing speaks against it
-        assert found.total == 4 * n
-    else:
-        assert "must be kept and is not" in str(found.findings[0])
-
-
-@pytest.mark.parametrize("n", [1 << 32, 1 << 62, EDGE - 1, EDGE, 1 << 64, 10**400])
-def test_more_keys_than_there_can_be(small: Job, n: int) -> None:
-    forge(small.output, wide_indices, claim_keys(n).change)
-    found, most = peak(small.output)
-    assert most < 2_000_000
-    words = (
-        "cannot be read: what it says" if n >= EDGE else "cannot be of a prune job: inputs: tensor"
-    )
-    assert words in str(found.findings[0])
-    assert not small.check(against=True).holds
-
-
-@pytest.mark.parametrize("size", [0, 1 << 31, 1 << 62])
-@pytest.mark.parametrize("axis", range(4))
-@pytest.mark.parametrize("role", ["key", "query", "both"])
-def test_other_sizes_claimed(small: Job, role: str, axis: int, size: int) -> None:
-    def say(body: Body) -> None:
-        for name, facts in body["inputs"].items():
-            if role == "both" or name.endswith("query") == (role == "query"):
-                facts["shape"][axis] = size
-
-    forge(small.output, say=say)
-    found, most = peak(small.output)
-    assert most < 2_000_000
-    assert not found.holds
-    assert not small.check(against=True).holds
-
-
-class Shaped:
-    """An empty tensor of a shape that NumPy refuses."""
-
-    nbytes = 0
-
-    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.dtype, self.itemsize, self.shape = dtype, dtype.itemsize, shape
-
-    def tobytes(self) -> bytes:
-        return b""
-
-
-@pytest.mark.parametrize("name", ["indices", "indptr", "key", "tail_mass_upper", "lower_bound"])
-@pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0), (0, 0, 0), (0, 1 << 40), (1 << 62, 0), ()])
-def test_tensors_without_entries(job: Job, name: str, shape: tuple[int, ...]) -> None:
-    def edit(arrays: Arrays) -> None:
-        kind = arrays[f"layers.0.{name}"].dtype
-        try:
-            arrays[f"layers.0.{name}"] = np.zeros(shape, kind)
-        except ValueError:  # NumPy cannot say it, the file can
-            arrays[f"layers.0.{name}"] = Shaped(kind, shape)  # type: ignore[assignment]
-
-    forge(job.output, edit)
-    # A size that no file can have is told before what it is of.
-    wrong = (
-        r"^layers\.0\.\w+: is .*, must be|^file: tensor 'layers\.0\.\w+': shape .* has more entries"
-    )
-    refuted(job, wrong, alone=True)
-
-
-@pytest.mark.parametrize("kind", ["?", "u1", "<u2", "<f4", "<i4", "<u8", "<c8"])
-def test_tensors_of_another_type(job: Job, kind: str) -> None:
-    """Right in shape, and some of them of a type that is in no array here."""
-    _, right = opened(job.output)
-    for name in [name for name in right if name.startswith("layers.0.")]:
-        forge(job.output, lambda arrays, name=name: arrays.update({name: right[name].astype(kind)}))
-        changed = right[name].dtype != np.dtype(kind)
-        for against in (False, True):
-            said = job.lines(against=against)
-            assert bool(re.search(rf"^{name}: is \w+ \[.*\], must be", said, re.M)) == changed
-        forge(job.output, lambda arrays, name=name: arrays.update({name: right[name]}))
+    assert found.holds, found.findings
+    assert found.total == 4 * n
 
 
 def test_findings_are_counted_when_they_are_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("certk_rs._audit.report.MOST_FINDINGS", 7)
     job = Job(tmp_path, cache={"m": 5, "layers": 1})
@@ -317,32 +224,41 @@ def test_findings_are_counted_when_they_are_many(
     assert not found.holds
     assert MOST_FINDINGS > 1000
     monkeypatch.setattr("certk_rs._cli.verify._SHOWN_FINDINGS", 5)
-    assert certk("verify", job.output) == 1
-    assert "... and 15 more\n" in capsys.readouterr().out
+    assert "... and 15 more\n" in said("verify", job.output).out
 
 
-# ------------------------------------------------------------------------------------------- names
+# ------------------------------------------------------------------------------- names and layouts
 
 
-def test_key_and_value_exchanged(tmp_path: Path, capsys: Captured) -> None:
-    names = "layers.{i}.{value|key|query}"
-    job = Job(tmp_path, names=names, cache={"m": 5})
-    words = (
-        f"metadata certk: its names {names!r} are not those of its input: by them 'layers.0.key' "
-        f"is the value of layer 0, by those of the input the key of layer 0; "
-        f"give --names {names!r} if they are"
-    )
+def check_told(job: Job, words: str, right: Any, wrong: Any, end: str) -> None:
+    """An output holds for who says `right`, and nobody else: here, and as a command."""
     for against in (False, True):
         assert job.lines(against=against) == words
-        assert job.check(against=against, names=names).holds
-        other = job.check(against=against, names="layers.{i}.{key|value|query}")
-        assert "; --names 'layers.{i}.{key|value|query}' says so" in str(other.findings[0])
-    assert certk("verify", job.output, "--against", job.source) == 1
-    assert words in capsys.readouterr().out
-    assert certk("verify", job.output, "--against", job.source, "--names", names) == 0
+        assert job.check(against=against, **right).holds
+        assert end in str(job.check(against=against, **wrong).findings[0])
+    command = ("verify", job.output, "--against", job.source)
+    ended = said(*command)
+    assert (ended.code, words in ended.out) == (1, True)
+    [(option, value)] = right.items()
+    assert certk(*command, f"--{option}", value) == 0
+    assert not ck.verify(job.output, job.source).holds
+    assert ck.verify(job.output, job.source, **right).holds
 
 
-def test_layers_left_out_or_renumbered(tmp_path: Path, capsys: Captured) -> None:
+def test_key_and_value_exchanged(tmp_path: Path) -> None:
+    names = "layers.{i}.{value|key|query}"
+    job = Job(tmp_path, names=names, cache={"m": 5})
+    other = {"names": "layers.{i}.{key|value|query}"}
+    check_told(
+        job,
+        f"metadata certk: its names {names!r} are not those of its input: by them 'layers.0.key' "
+        "is the value of layer 0, by those of the input the key of layer 0; "
+        f"give --names {names!r} if they are",
+        {"names": names}, other, "; --names 'layers.{i}.{key|value|query}' says so",
+    )  # fmt: skip
+
+
+def test_layers_left_out_or_renumbered(tmp_path: Path) -> None:
     names = "layers.1{i}.{key|value|query}"
     job = Job(tmp_path, names=names, cache={"m": 5, "layers": 12})
     words = (
@@ -356,12 +272,10 @@ def test_layers_left_out_or_renumbered(tmp_path: Path, capsys: Captured) -> None
         f"layers.1{i}.{r}" for i in (0, 1) for r in ("key", "query", "value")
     }
     assert len(found.not_covered) == 30
-    assert certk("verify", job.output, "--against", job.source, "--names", names) == 0
-    text = capsys.readouterr().out
+    text = said("verify", job.output, "--against", job.source, "--names", names).out
     assert "covers 6 of the 36 tensors of its input" in text
     assert "not covered: 'layers.0.key', 'layers.0.query', 'layers.0.value', ..." in text
-    assert certk("verify", job.output, "--names", names, "--json") == 0
-    [output] = json.loads(capsys.readouterr().out)["outputs"]
+    [output] = answered("verify", job.output, "--names", names)["outputs"]
     assert (len(output["covered"]), len(output["not_covered"])) == (6, 30)
     assert output["names"] == names
 
@@ -395,13 +309,12 @@ def test_names_where_none_is_known(tmp_path: Path) -> None:
     assert job.check(against=True, names=names).holds
 
 
-def test_other_tensors_are_told_and_no_finding(tmp_path: Path, capsys: Captured) -> None:
+def test_other_tensors_are_told_and_no_finding(tmp_path: Path) -> None:
     tensors = cache_tensors(layers=1) | {"mask\x1b[2J": tensor(np.zeros(3), "F32")}
     job = Job.of(tmp_path, safetensors_bytes(tensors, None))
     job.prune()
-    capsys.readouterr()
-    assert certk("verify", job.output, "--against", job.source) == 0
-    text = capsys.readouterr().out
+    code, text, _ = said("verify", job.output, "--against", job.source)
+    assert code == 0
     assert "covers 3 of the 4 tensors of its input" in text
     assert r"not covered: 'mask\x1b[2J'" in text
     assert "\x1b" not in text
@@ -413,29 +326,16 @@ def test_a_pattern_that_is_none_is_refused(job: Job) -> None:
     assert certk("verify", job.output, "--names", "x") == 2
 
 
-# ------------------------------------------------------------------------------------------- layout
-
 SQUARE = {"kv_heads": 2, "heads": 4, "m": 24, "n": 24}
 
 
-def test_the_layout_is_that_of_the_input(tmp_path: Path, capsys: Captured) -> None:
+def test_the_layout_is_that_of_the_input(tmp_path: Path) -> None:
     """Two kv heads of 24 keys, certified as 24 kv heads of two: true of another cache."""
     job = Job(tmp_path, cache=SQUARE, layout="nhd")
-    words = (
-        "metadata certk: its layout nhd is not that of its input, which is hnd; "
-        "give --layout nhd if it is"
-    )
-    for against in (False, True):
-        assert job.lines(against=against) == words
-        assert job.check(against=against, layout="nhd").holds
-        other = job.check(against=against, layout="hnd")
-        assert str(other.findings[0]).endswith("which is hnd; --layout hnd says so")
-    command = ("verify", job.output, "--against", job.source)
-    assert certk(*command) == 1
-    assert words in capsys.readouterr().out
-    assert certk(*command, "--layout", "nhd") == 0
-    assert not ck.verify(job.output, job.source).holds
-    assert ck.verify(job.output, job.source, layout="nhd").holds
+    words = "metadata certk: its layout nhd is not that of its input, which is hnd; "
+    right, wrong = {"layout": "nhd"}, {"layout": "hnd"}
+    end = "which is hnd; --layout hnd says so"
+    check_told(job, f"{words}give --layout nhd if it is", right, wrong, end)
     with pytest.raises(CertkError, match="layout is 'dnh': give hnd"):
         audit([job.output], layout="dnh")
 
@@ -507,14 +407,16 @@ NONSENSE = [
 HARMLESS = {("library",), *(("options", name) for name in ("max_keep", "keep_last", "out_tol"))}
 
 
-def test_any_value_at_any_place_ends_in_a_verdict(tmp_path: Path) -> None:
-    """And with the input no other than a harmless one passes."""
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.heavy)])
+def test_any_value_at_any_place_ends_in_a_verdict(tmp_path: Path, step: int) -> None:
+    """With the input a harmless one passes, and no other; of the values every sixth, or all."""
     job = Job(tmp_path, cache={"layers": 1, "kv_heads": 1, "heads": 2}, keep_last=1)
     good, body = job.output.read_bytes(), json.loads(opened(job.output)[0]["certk"])
     passed = set()
     for number, (place, value) in enumerate(leaves(body)):
-        # Tensors have many like fields, of which each is given some of the values.
-        for other in NONSENSE[number % 4 :: 4] if place[0] in ("inputs", "outputs") else NONSENSE:
+        # Tensors have many like fields, of which each is given fewer values.
+        every = 4 * step if place[0] in ("inputs", "outputs") else step
+        for other in NONSENSE[number % every :: every]:
             if place == ("sha256",) or (other == value and type(other) is type(value)):
                 continue
 
@@ -529,7 +431,8 @@ def test_any_value_at_any_place_ends_in_a_verdict(tmp_path: Path) -> None:
             assert alone.holds or not with_input.holds
             if with_input.holds:
                 passed.add(place)
-    assert passed == HARMLESS
+    assert {("library",)} <= passed <= HARMLESS
+    assert step > 1 or passed == HARMLESS
 
 
 def test_a_budget_just_met_and_just_missed(job: Job) -> None:
@@ -552,17 +455,6 @@ def test_options_that_were_kept_to(small: Job) -> None:
     ):
         forge(small.output, say=lambda body, allowed=allowed: body["options"].update(allowed))
         assert small.check(against=True).holds
-
-
-@pytest.mark.parametrize("offset", [18, 20, 0, -1, -5, -100, 1 << 62, 1 << 63, -(1 << 64), None])
-def test_a_forged_causal_offset(job: Job, offset: int | None) -> None:
-    change(job, field(causal_offset=offset))
-    assert (
-        "scale or causal_offset is not that of" in job.lines(against=True) or not job.check().holds
-    )
-    assert not job.check(against=True).holds
-    if offset is not None and offset < 0:  # fewer keys can be seen than were kept
-        assert "not ascending positions from 0 to" in job.lines()
 
 
 @pytest.mark.parametrize(

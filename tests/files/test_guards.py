@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError, prune
+from certk_rs import prune
 from certk_rs._audit.guards import GuardClaims, nonsense, untruths
 from certk_rs._files.guards import code_bytes, guard_tensors, guarded_heads
 from certk_rs._files.tensor_file import SafetensorsFile
@@ -69,7 +69,7 @@ def written(keys: np.ndarray, values: np.ndarray) -> Tensors:
 
 def test_what_prune_writes_is_always_confirmed() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(500):
+    for _ in range(200):
         keys, values = drawn(rng)
         found = judged(written(keys, values), keys, values.astype(np.float64))
         assert not found, (keys.shape, found)
@@ -200,20 +200,12 @@ def test_what_is_not_known_without_the_input(tmp_path: Path) -> None:
 
 def test_bytes_count_the_guard(tmp_path: Path) -> None:
     source = tmp_path / "x.safetensors"
-    cache_of(source, "F32", "hnd", n=1000, d=64)
-    every = 2 * 2 * 2 * 1000 * 64 * 4
+    cache_of(source, "F32", "hnd", n=400, d=64)
+    every = 2 * 2 * 2 * 400 * 64 * 4
     found: dict[str, FileReport] = {}
     for guard in ("none", "codes"):
         [report] = prune(source, tmp_path / guard, size_bytes=int(0.6 * every), guard=guard).outputs
         assert Path(report.target).stat().st_size <= 0.6 * every
         found[guard] = report
     assert found["codes"].count.kept < found["none"].count.kept
-    assert found["codes"].guard_bytes > 2 * code_bytes(250, 64)
-
-
-@pytest.mark.parametrize("guard", ["cell", "", None, 1])
-def test_what_no_guard_is(tmp_path: Path, guard: Any) -> None:
-    source = tmp_path / "x.safetensors"
-    cache_of(source, "F32", "hnd")
-    with pytest.raises(CertkError, match=r"guard is .*: give none or codes"):
-        prune(source, tmp_path / "out", 0.1, guard=guard)
+    assert found["codes"].guard_bytes > 2 * code_bytes(100, 64)

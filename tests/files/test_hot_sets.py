@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import certk_rs as ck
 from certk_rs.audit import audit
+from certk_rs.hot_keys import hottest
 from cli_fixtures import answered, certk, read_output, said, write_cache
 from repository import EXAMPLE
 from second_verifier import second_verdict
@@ -49,17 +51,34 @@ def shares_needed(tensors: dict[str, np.ndarray], offset: int | None, eps: float
     return np.array(found)
 
 
-def in_order(shares: np.ndarray, most: int) -> np.ndarray:
+def in_order(shares: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
     """The first by falling share; of equal ones heads take turns, each with its earliest."""
     found = [
-        (-share, int((shares[head, :position] == share).sum()), head, position)
-        for head in range(len(shares))
-        for position, share in enumerate(shares[head])
+        (-share, int((each[:position] == share).sum()), head, position)
+        for head, each in enumerate(shares)
+        for position, share in enumerate(each)
     ]
-    kept = np.zeros(shares.shape, bool)
+    kept = [np.zeros(len(each), bool) for each in shares]
     for _, _, head, position in sorted(found)[:most]:
-        kept[head, position] = True
+        kept[head][position] = True
     return kept
+
+
+def test_the_hottest_of_all_heads() -> None:
+    rng = np.random.default_rng(4)
+    demands = [rng.integers(0, 6, 50 - 10 * head) / 5.0 for head in range(3)]
+    demands[1][[7, 9]] = np.inf
+    demands[2][:] = 1.0
+    total = sum(map(len, demands))
+    for most in range(total + 10):
+        edges = hottest(demands, most)
+        # Those that must stay do, whatever was asked for.
+        expected = in_order(demands, max(2, most))
+        for edge, demand, kept in zip(edges, demands, expected, strict=True):
+            assert np.array_equal(edge.stays(demand), kept)
+    alike = [np.ones(4), np.ones(1), np.ones(9)]
+    assert [edge.first for edge in hottest(alike, 8)] == [4, 1, 3]
+    assert not any(edge.stays(np.ones(9)).any() for edge in hottest(alike, 0))
 
 
 @pytest.mark.parametrize("hot", [0.05, 0.2, 300, 2000])
@@ -96,21 +115,6 @@ def test_those_stay_that_are_needed_most_often(tmp_path: Path, offset: int | Non
     assert second_verdict(Path(report.target), source)[0] == 0
 
 
-@pytest.mark.parametrize("granularity", ["head", "layer"])
-def test_the_same_bytes_however_it_is_done(tmp_path: Path, granularity: str) -> None:
-    source = spread_cache(tmp_path)
-    how: list[dict[str, Any]] = [{"threads": 1}, {"threads": 3, "jobs": 2}, {"unit": "layer"}]
-    if granularity == "head":
-        how.append({"unit": "head", "jobs": 3})
-    made = set()
-    for at, each in enumerate(how):
-        options = {"granularity": granularity} | HOT | each
-        [report] = ck.prune(source, tmp_path / str(at), **options).outputs
-        made.add(Path(report.target).read_bytes())
-        assert report.count.kept == int(0.3 * report.count.total)
-    assert len(made) == 1
-
-
 def test_forced_keys_and_queries_of_a_trial(tmp_path: Path) -> None:
     source = spread_cache(tmp_path)
     options = HOT | {"holdout": 0.25, "keep_first": 2, "keep_last": 3}
@@ -124,30 +128,6 @@ def test_forced_keys_and_queries_of_a_trial(tmp_path: Path) -> None:
     assert audit([Path(report.target)], [source]).holds
     [failure] = ck.prune(source, tmp_path / "few", **options | {"hot": 12}).failures
     assert "12 keys are too few for what must be kept" in failure.message
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"eps": None, "size": 0.3}, "hot goes with eps"),
-        ({"eps": 0.0}, "hot needs eps above 0"),
-        ({"eps": "0=0,*=0.1"}, "hot needs eps above 0"),
-        ({"guard": "none"}, "give guard codes"),
-        ({"max_keep": 3}, "hot and max_keep exclude each other"),
-        ({"coverage": 0.9}, "hot and coverage exclude each other"),
-        ({"block_size": 2}, "hot and block_size exclude each other"),
-        ({"granularity": "token"}, "hot keys are chosen by head or layer"),
-        ({"hot": 0.0}, "hot is 0.0"),
-        ({"hot": 0}, "hot is 0"),
-        ({"hot": "x"}, "hot is 'x'"),
-    ],
-)
-def test_what_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    source = tmp_path / "x.safetensors"
-    write_cache(source)
-    with pytest.raises(ck.CertkError, match=message):
-        ck.prune(source, tmp_path / "out", **HOT | options)
-    assert not (tmp_path / "out" / source.name).exists()
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

@@ -15,30 +15,29 @@ from certk_rs._files.location import locate
 from certk_rs._jobs.inspect import inspect
 from cli_fixtures import (
     Job,
+    answered,
     cache_tensors,
-    certk,
     forge,
     raw_file,
     safetensors_bytes,
+    said,
     tensor,
     write_cache,
 )
 from repository import EXAMPLE
 
 
-def inspected(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[Any], str]:
-    code = certk("inspect", "--json", *arguments)
-    out, err = capsys.readouterr()
-    body = json.loads(out)
+def inspected(*arguments: object, code: int = 0) -> list[Any]:
+    body = answered("inspect", *arguments, code=code)
     assert body["command"] == "inspect"
-    return code, body["files"], err
+    files: list[Any] = body["files"]
+    return files
 
 
-def test_a_cache_is_told_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_is_told_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     write_cache(path, metadata={"scale": "0.25", "causal_offset": "19"}, layers=3, n=24, m=3)
-    code, [found], _ = inspected(capsys, path)
-    assert code == 0
+    [found] = inspected(path)
     assert (found["kind"], found["is_ready"], found["parts"]) == ("cache", True, 1)
     assert found["bytes"] == path.stat().st_size
     assert found["metadata"] == {"scale": "0.25", "causal_offset": "19"}
@@ -56,32 +55,26 @@ def test_a_cache_is_told_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "hides the last 2 of 24 keys" in cache["warnings"][0]
 
 
-def test_the_text_has_every_tensor(capsys: pytest.CaptureFixture[str]) -> None:
-    assert certk("inspect", EXAMPLE) == 0
-    text = capsys.readouterr().out
+def test_the_text_has_every_tensor() -> None:
+    text = said("inspect", EXAMPLE).out
     assert "24 sets among 12288 keys" in text
     with Cache(EXAMPLE) as cache:
         for name in cache.file.header.entries:
             assert name in text
 
 
-def test_layers_that_are_alike_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layers_that_are_alike_are_one_line(tmp_path: Path) -> None:
     tensors = cache_tensors(layers=5) | {
         name: held for name, held in cache_tensors(layers=3, n=30).items() if ".2." in name
     }
     (tmp_path / "x.safetensors").write_bytes(safetensors_bytes(tensors, None))
-    assert certk("inspect", tmp_path) == 0
-    lines = [line.split()[:5] for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split()[:5] for line in said("inspect", tmp_path).out.splitlines()]
     assert ["0-1", "2", "4", "3", "24"] in lines
     assert ["2", "2", "4", "3", "30"] in lines
     assert ["3-4", "2", "4", "3", "24"] in lines
 
 
-def test_what_prune_must_be_told_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_prune_must_be_told_is_found(tmp_path: Path) -> None:
     shapes = {"key": (24, 2, 4), "value": (24, 2, 4), "query": (3, 4, 4)}
     tensors = {
         f"past_{i}_{role}": tensor(np.ones(shape), "F16")
@@ -90,89 +83,75 @@ def test_what_prune_must_be_told_is_found(
     }
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_bytes(tensors, None))
-    code, [found], _ = inspected(capsys, path)
-    assert (code, found["kind"], found["is_ready"]) == (1, "cache", False)
+    [found] = inspected(path, code=1)
+    assert (found["kind"], found["is_ready"]) == ("cache", False)
     names = "past_{i}_{key|value|query}"
     assert found["cache"]["needs"] == [f"--names {names!r}", "--layout nhd"]
-    code, [found], _ = inspected(capsys, path, "--names", names, "--layout", "nhd")
-    assert (code, found["cache"]["needs"]) == (0, [])
+    [found] = inspected(path, "--names", names, "--layout", "nhd")
+    assert found["cache"]["needs"] == []
     assert found["cache"]["layers"][0]["keys"] == 24
-    assert certk("inspect", path) == 1
-    assert f"prune needs --names {names!r} --layout nhd" in capsys.readouterr().err
+    assert f"prune needs --names {names!r} --layout nhd" in said("inspect", path).err
 
 
-def test_other_tensors_are_shown_with_why_they_are_no_cache(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_tensors_are_shown_with_why_they_are_no_cache(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_bytes({"weight": tensor(np.ones(3), "F32")}, {"format": "pt"}))
-    code, [found], _ = inspected(capsys, path)
-    assert (code, found["kind"], found["cache"]) == (1, "other", None)
+    [found] = inspected(path, code=1)
+    assert (found["kind"], found["cache"]) == ("other", None)
     assert "no tensor is named like" in found["complaint"]
-    assert certk("inspect", path) == 1
-    out, err = capsys.readouterr()
+    code, out, err = said("inspect", path)
+    assert code == 1
     assert "weight" in out
     assert "no cache: " in err
 
 
 @pytest.mark.parametrize("granularity", ["head", "layer"])
-def test_an_output_is_summed_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], granularity: str
-) -> None:
+def test_an_output_is_summed_up(tmp_path: Path, granularity: str) -> None:
     job = Job(tmp_path, eps=0.2, granularity=granularity, cache={"layers": 2, "n": 24})
-    code, [found], _ = inspected(capsys, job.output)
-    assert (code, found["kind"], found["complaint"]) == (0, "output", None)
+    [found] = inspected(job.output)
+    assert (found["kind"], found["complaint"]) == ("output", None)
     output, audit = found["output"], job.check()
     assert (output["kept"], output["total"]) == (audit.kept, audit.total)
     assert (output["eps"], output["layers"], output["complaint"]) == (0.2, 2, None)
     assert output["options"]["granularity"] == granularity
     assert output["output_bytes"] == job.output.stat().st_size
     assert output["input_bytes"] == sum(len(held) for _, _, held in cache_tensors().values())
-    assert certk("inspect", job.output) == 0
-    assert f"kept {audit.kept} of {audit.total} keys" in capsys.readouterr().out
+    assert f"kept {audit.kept} of {audit.total} keys" in said("inspect", job.output).out
 
 
-def test_an_output_whose_certificate_was_changed_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_whose_certificate_was_changed_is_told(tmp_path: Path) -> None:
     job = Job(tmp_path)
     content = job.output.read_bytes()
     job.output.write_bytes(content.replace(b"[0.1,0.1]", b"[0.2,0.1]"))
-    code, [found], _ = inspected(capsys, job.output)
-    assert code == 1
+    [found] = inspected(job.output, code=1)
     assert "was changed after" in found["output"]["complaint"]
     forge(job.output, say=lambda body: body.pop("names") if "names" in body else body.clear())
-    code, [found], _ = inspected(capsys, job.output)
-    assert code == 1
+    [found] = inspected(job.output, code=1)
     assert "cannot be read" in found["output"]["complaint"]
-    assert certk("inspect", job.output) == 1
-    assert "its certificate cannot be read" in capsys.readouterr().err
+    assert "its certificate cannot be read" in said("inspect", job.output).err
 
 
-def test_shards_are_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shards_are_one_file(tmp_path: Path) -> None:
     tensors = cache_tensors(layers=2)
     for part in range(2):
         own = {name: held for name, held in tensors.items() if f".{part}." in name}
         (tmp_path / f"part{part}.safetensors").write_bytes(safetensors_bytes(own, None))
     weight_map = {name: f"part{name.split('.')[1]}.safetensors" for name in tensors}
     (tmp_path / "x.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    code, [found], _ = inspected(capsys, tmp_path)
-    assert (code, found["kind"], found["parts"]) == (0, "cache", 2)
+    [found] = inspected(tmp_path)
+    assert (found["kind"], found["parts"]) == ("cache", 2)
     assert len(found["tensors"]) == 6
 
 
-def test_a_file_that_cannot_be_read_does_not_stop_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_read_does_not_stop_the_others(tmp_path: Path) -> None:
     write_cache(tmp_path / "good.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"PK\x03\x04" + bytes(100))
     (tmp_path / "lost.safetensors").symlink_to("nowhere")
-    code, found, _ = inspected(capsys, tmp_path)
-    assert code == 2
+    found = inspected(tmp_path, code=2)
     assert [each["kind"] for each in found] == ["unreadable", "cache", "unreadable"]
     assert "a zip archive" in found[0]["complaint"]
-    assert certk("inspect", tmp_path) == 2
-    out, err = capsys.readouterr()
+    code, out, err = said("inspect", tmp_path)
+    assert code == 2
     assert "good.safetensors: 6 tensors" in out
     assert err.count("error: ") == 2
     with pytest.raises(FileNotFoundError):
@@ -181,7 +160,7 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(
         inspect(locate(tmp_path / "good.safetensors"), "nonsense")
 
 
-def test_only_headers_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_headers_are_read(tmp_path: Path) -> None:
     """Of a file with a hole of 64 GiB where the data are."""
     shape = [1, 8, 1 << 22, 512]
     size = 2 * 8 * (1 << 22) * 512
@@ -197,15 +176,14 @@ def test_only_headers_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path.write_bytes(content)
     with path.open("r+b") as file:
         file.truncate(len(content) + 2 * size + 32768)
-    code, [found], _ = inspected(capsys, path)
-    assert code == 0
+    [found] = inspected(path)
     assert found["cache"]["layers"][0]["keys"] == 1 << 22
 
 
-def test_what_is_shown_is_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown_is_plain(tmp_path: Path) -> None:
     evil = "a\x1b[31m\n\u202e"
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_bytes({evil: tensor(np.ones(3), "F32")}, {evil: evil}))
-    assert certk("inspect", path) == 1
-    out, err = capsys.readouterr()
+    code, out, err = said("inspect", path)
+    assert code == 1
     assert not set("\x1b\u202e") & set(out + err)

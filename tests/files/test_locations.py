@@ -143,9 +143,13 @@ def test_patterns_are_split_at_their_first_sign(text: str, parts: tuple[str, str
     assert (None if found is None else (str(found[0]), found[1])) == parts
 
 
-@pytest.fixture(params=["local", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, memory: Location) -> Location:
-    return memory if request.param == "memory" else locate(tmp_path)
+@pytest.fixture(params=["local", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """Return an empty directory of each kind."""
+    if request.param == "s3":
+        request.getfixturevalue("server")
+        return locate("s3://caches/tests")
+    return request.getfixturevalue("memory") if request.param == "memory" else locate(tmp_path)
 
 
 def test_files_are_written_whole_or_not_at_all(place: Location) -> None:
@@ -199,7 +203,7 @@ def test_reads_by_range_and_knows_a_changed_file(place: Location) -> None:
     assert pickle.loads(pickle.dumps(reader.identity)) == reader.identity
     reader.close()
     reader.close()
-    put(target, content)
+    put(target, content[::-1])
     assert open_reader(target).identity != reader.identity
 
 

@@ -18,7 +18,7 @@ from mutated_files import damage
 
 # Of each kind so many; in batches, so that a crash says where. `make test` has the first of each.
 COUNTS = {"cache": 4000, "output": 3000, "index": 3000}
-BATCH = 500
+BATCH = 250
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +68,11 @@ def test_damaged_files_are_refused_or_read_as_they_are(folder: Path, kind: str, 
         done = {how: ended.get(f"{reader.__name__} {how}", 0) for how in ("read", "refused")}
         assert sum(done.values()) >= BATCH
         if reader in (mutation_run.read_cache, mutation_run.verify_against):
-            assert min(done.values()) > 20, done
+            assert min(done.values()) > 10, done
         if reader is mutation_run.pruned:
-            assert done["refused"] > 20
+            assert done["refused"] > 10
             # An output has no queries.
-            assert (done["read"] > 20) == (kind != "output"), done
+            assert (done["read"] > 10) == (kind != "output"), done
 
 
 def test_the_sound_files_are_read(folder: Path) -> None:

@@ -35,7 +35,7 @@ from fresh_process import run_python
 pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
 
-SHAPE = {"layers": 3, "kv_heads": 2, "heads": 4, "m": 48, "n": 3000, "d": 32}
+SHAPE = {"layers": 3, "kv_heads": 2, "heads": 4, "m": 32, "n": 2000, "d": 32}
 
 
 @pytest.fixture(scope="module")
@@ -110,13 +110,21 @@ def test_what_is_wrong_with_an_input_is_said_as_locally(
     assert len(outputs(tmp_path / "ray")) == 2
 
 
-def test_exceptions_keep_kind_and_message_on_their_way(host: ray_host.Host) -> None:
-    assert host.run(ray_host.called, ray_host.raise_, "certk") == (
-        "CertkError", "row (3, 5): NaN, ü and \x1b: mask it", None,
-    )  # fmt: skip
-    assert host.run(ray_host.called, ray_host.raise_, "memory")[:2] == ("MemoryError", "")
-    kind, text, filename = host.run(ray_host.called, ray_host.raise_, "system")
-    assert (kind, filename, "[Errno 13]" in text) == ("PermissionError", "/a/b", True)
+def test_errors_of_workers_keep_kind_and_message(host: ray_host.Host, tmp_path: Path) -> None:
+    gone = Unit(Input(locate(tmp_path / "gone.safetensors"), None, None, ()), hashes=("x",))
+    lost = rf"gone.safetensors is not to be found on {re.escape(socket.gethostname())}.*share"
+    calls: list[tuple[tuple[Any, ...], str, str, str | None]] = [
+        ((ray_host.raise_, "certk"), "CertkError", "row .3, 5.: NaN, ü and \x1b: mask it$", None),
+        ((ray_host.raise_, "memory"), "MemoryError", "^$", None),
+        ((ray_host.raise_, "system"), "PermissionError", r"\[Errno 13\].*/a/b", None),
+        ((run_unit, gone, 1), "CertkError", lost, None),
+        ((ray_host.raise_, "certk"), "CertkError", "begun with 0.0.1: install the same", "0.0.1"),
+    ]
+    for call, kind, words, version in calls:
+        found = host.run(ray_host.called, *call, version=version)
+        assert found[0] == kind
+        assert re.search(words, found[1]), found
+        assert found[2] == ("/a/b" if kind == "PermissionError" else None)
 
 
 # ----------------------------------------------------------------------------- lost workers
@@ -126,8 +134,8 @@ def test_workers_that_are_killed_in_the_middle_change_nothing(
     host: ray_host.Host, caches: Path, local: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    told = host.run(ray_host.pruned_while_workers_are_killed, str(caches), str(out), {3, 14})
-    assert told["killed"] >= 2
+    told = host.run(ray_host.pruned_while_workers_are_killed, str(caches), str(out), {3})
+    assert told["killed"] >= 1
     assert outputs(out) == local
     assert not [path for path in out.iterdir() if path.suffix == ".partial"]
 
@@ -199,16 +207,6 @@ def test_files_are_known_again_on_machines_that_number_them_otherwise(
     assert "was changed" in host.run(ray_host.called, run_unit, touched, 1)[1]
 
 
-def test_a_worker_without_the_file_says_where_it_is_and_what_it_needs(
-    host: ray_host.Host, tmp_path: Path
-) -> None:
-    unit = Unit(Input(locate(tmp_path / "gone.safetensors"), None, None, ()), hashes=("x",))
-    kind, message, _ = host.run(ray_host.called, run_unit, unit, 1)
-    assert kind == "CertkError"
-    assert f"gone.safetensors is not to be found on {socket.gethostname()}" in message
-    assert "share" in message
-
-
 def test_a_worker_with_another_output_directory_is_found_out(
     host: ray_host.Host, caches: Path
 ) -> None:
@@ -219,12 +217,6 @@ def test_a_worker_with_another_output_directory_is_found_out(
         assert kind == "CertkError"
         assert "memory://certk-test-ray/out" in message
         assert "OUT must be on a file system that all machines share" in message
-
-
-def test_a_worker_with_another_version_is_refused(host: ray_host.Host) -> None:
-    kind, message, _ = host.run(ray_host.called, ray_host.raise_, "certk", version="0.0.1")
-    assert kind == "CertkError"
-    assert "was begun with 0.0.1: install the same" in message
 
 
 # ------------------------------------------------------------------------------ the command
@@ -276,8 +268,9 @@ def test_ctrl_c_ends_it_soon_and_it_can_be_resumed(
     result = prune(tmp_path / "in", tmp_path / "out", 0.1, resume=True)
     assert (len(result.outputs), len(result.failures)) == (20, 0)
     assert 1 <= result.resumed <= finished
-    prune(tmp_path / "in", tmp_path / "undisturbed", 0.1)
-    assert outputs(tmp_path / "out") == outputs(tmp_path / "undisturbed")
+    some = [tmp_path / "in" / f"{i:02}.safetensors" for i in (0, finished, 19)]
+    prune(some, tmp_path / "undisturbed", 0.1)
+    assert outputs(tmp_path / "undisturbed").items() <= outputs(tmp_path / "out").items()
 
 
 def test_a_head_that_answers_no_more_ends_the_job(host: ray_host.Host, tmp_path: Path) -> None:

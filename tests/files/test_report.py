@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,65 +17,71 @@ import pytest
 from safetensors.numpy import load_file
 
 from certk_rs import CertkError, prune
-from certk_rs._files.certificate import read_certificate
 from certk_rs._files.location import locate
 from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs._jobs.export import table_files
 from certk_rs._jobs.job_page import job_page
 from certk_rs._jobs.report import EDGES, MOST, job_report
 from certk_rs._jobs.results import JobResult
-from cli_fixtures import rewrite, write_cache
+from cli_fixtures import forge, write_cache
+from forgeries import field, option
 from page_reader import Page, tables_of
 
 KINDS = ("promised", "held_out", "left_out")
 NONE = np.empty(0, int)
 
 
-def make_job(
-    folder: Path, files: int = 3, eps: Any = 0.1, *, aside: bool = False, **options: Any
-) -> Path:
-    """Prune some small caches; the directory of the outputs.
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def make_job(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Return what prunes some small caches, once of each kind, and copies the outputs.
 
     With `aside` these are changed to what the format allows and no job writes any more: sets that
     were made without some queries, which are in the output and not promised.
     """
-    for i in range(files):
-        write_cache(folder / "in" / f"c{i}.safetensors", seed=i, m=12, n=40, heads=4)
-    result = prune(folder / "in", folder / "out", eps, **({"proof": "full"} | options))
-    assert not result.failures
-    if aside:
-        for report in result.outputs:
-            set_aside(Path(report.target))
-    return folder / "out"
+    made: dict[str, Path] = {}
+
+    def make(files: int = 3, eps: Any = 0.1, *, aside: bool = False, **options: Any) -> Path:
+        kind = f"{files} {eps} {aside} {options}"
+        if kind not in made:
+            made[kind] = folder = tmp_path_factory.mktemp("made")
+            for i in range(files):
+                write_cache(folder / "in" / f"c{i}.safetensors", seed=i, m=12, n=40)
+            result = prune(folder / "in", folder / "out", eps, **{"proof": "full"} | options)
+            assert not result.failures
+            for report in result.outputs if aside else ():
+                set_aside(Path(report.target))
+        return shutil.copytree(made[kind] / "out", tmp_path_factory.mktemp("job") / "out")
+
+    return make
 
 
 def set_aside(path: Path) -> None:
-    with SafetensorsFile(path) as file:
-        said, _ = read_certificate(file.header.metadata["certk"])
-
     def edit(arrays: dict[str, np.ndarray]) -> None:
         for i in (0, 1):
             arrays[f"layers.{i}.held_out"] = held_out = np.array([2, 7, 9])
-            if said.options.proof == "full":
+            if f"layers.{i}.tail_mass_upper" in arrays:
                 upper = arrays[f"layers.{i}.tail_mass_upper"]
                 upper[:, held_out] = np.minimum(1, 3 * upper[:, held_out])
-            if said.options.proof == "compact":
+            elif f"layers.{i}.worst_tail_mass" in arrays:
                 arrays[f"layers.{i}.violations"] = np.array([0, 1, 2, 3 - i])
 
-    rewrite(path, edit, options=replace(said.options, holdout=0.25))
+    forge(path, edit, option("holdout", 0.25).change)
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def job(make_job: Make) -> Path:
     """A job with a full proof whose second output leaves out rows, and whose rows vary."""
-    out = make_job(tmp_path_factory.mktemp("job"), aside=True, coverage=0.9)
+    out = make_job(aside=True, coverage=0.9)
 
     def leave_out(arrays: dict[str, np.ndarray]) -> None:
         for i in (0, 1):
             promised = np.flatnonzero(rows_of(arrays, i, NONE) == 0)
             arrays[f"layers.{i}.left_out"] = promised[3:5]
 
-    rewrite(out / "c1.safetensors", leave_out)
+    forge(out / "c1.safetensors", leave_out)
     return out
 
 
@@ -124,34 +129,38 @@ def check_told(report: dict[str, Any], told: JobResult) -> None:
         assert each["held_out_high"] == max(one.high for one in sets)
 
 
-def test_figures_are_those_that_the_job_told(tmp_path: Path) -> None:
-    for granularity in ("head", "layer"):
-        folder = tmp_path / granularity
-        write_cache(folder / "in" / "a.safetensors", seed=1, m=12, n=40)
-        write_cache(folder / "in" / "b.safetensors", seed=2, m=9, n=33, dtype="F32")
-        told = prune(
-            folder / "in", folder / "out", 0.1, granularity=granularity, proof="full", holdout=0.3
-        )
-        report = job_report([str(folder / "out")])
-        assert report["failures"] == report["missing"] == report["unreadable"] == []
-        check_told(report, told)
-        for each, said in zip(report["outputs"], told.outputs, strict=True):
-            assert each["output"] == said.name
-            for name in ("cache_bytes", "output_bytes", "proof_bytes", "saved", "seconds"):
-                assert each[name] == getattr(said, name), name
-            assert each["output_bytes"] == (folder / "out" / said.name).stat().st_size
-            assert each["header_sha256"] == said.header_sha256
-            assert each["from_record"] == ["held_out_queries", "held_out_violations"]
-        page = job_page(report)
-        assert "the sets in the outputs were then made for all queries" in page
-        rows = tables_of(page)["Held-out queries by output"].rows
-        assert [row[1] for row in rows] == [
-            f"{each['held_out_queries']}*" for each in report["outputs"]
-        ]
-        [told_of] = report["jobs"]
-        assert told_of["state"] == "ended"
-        assert told_of["seconds"] > 0
-        assert told_of["peak_memory"] > 1_000_000
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"granularity": each} for each in ("head", "layer", "token")),
+        *({"block_size": 8}, {"max_keep": 9}),
+    ],
+    ids=str,
+)
+def test_figures_are_those_that_the_job_told(tmp_path: Path, options: dict[str, Any]) -> None:
+    write_cache(tmp_path / "in" / "a.safetensors", seed=1, m=12, n=40)
+    write_cache(tmp_path / "in" / "b.safetensors", seed=2, m=9, n=33, dtype="F32")
+    told = prune(tmp_path / "in", tmp_path / "out", 0.1, proof="full", holdout=0.3, **options)
+    report = job_report([str(tmp_path / "out")])
+    assert report["failures"] == report["missing"] == report["unreadable"] == []
+    check_told(report, told)
+    for each, said in zip(report["outputs"], told.outputs, strict=True):
+        assert each["output"] == said.name
+        for name in ("cache_bytes", "output_bytes", "proof_bytes", "saved", "seconds"):
+            assert each[name] == getattr(said, name), name
+        assert each["output_bytes"] == (tmp_path / "out" / said.name).stat().st_size
+        assert each["header_sha256"] == said.header_sha256
+        assert each["from_record"] == ["held_out_queries", "held_out_violations"]
+    page = job_page(report)
+    assert "the sets in the outputs were then made for all queries" in page
+    rows = tables_of(page)["Held-out queries by output"].rows
+    assert [row[1] for row in rows] == [
+        f"{each['held_out_queries']}*" for each in report["outputs"]
+    ]
+    [told_of] = report["jobs"]
+    assert told_of["state"] == "ended"
+    assert told_of["seconds"] > 0
+    assert told_of["peak_memory"] > 1_000_000
 
 
 def test_figures_are_those_of_the_tensors(job: Path) -> None:
@@ -238,9 +247,9 @@ def test_outputs_alone_are_enough(job: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("proof", ["compact", "none"])
-def test_what_a_proof_does_not_hold_is_unknown_or_marked(tmp_path: Path, proof: str) -> None:
-    full = job_report([str(make_job(tmp_path / "full"))])
-    out = make_job(tmp_path / "less", proof=proof)
+def test_what_a_proof_does_not_hold_is_unknown_or_marked(make_job: Make, proof: str) -> None:
+    full = job_report([str(make_job())])
+    out = make_job(proof=proof)
     marked = job_report([str(out)])
     shutil.rmtree(out / ".certk")
     unknown = job_report([str(out)])
@@ -265,9 +274,9 @@ def test_what_a_proof_does_not_hold_is_unknown_or_marked(tmp_path: Path, proof: 
 
 
 @pytest.mark.parametrize("proof", ["full", "compact", "none"])
-def test_a_trial_is_told_from_the_record_alone(tmp_path: Path, proof: str) -> None:
-    full = job_report([str(make_job(tmp_path / "full", holdout=0.25))])
-    out = make_job(tmp_path / "job", proof=proof, holdout=0.25)
+def test_a_trial_is_told_from_the_record_alone(make_job: Make, proof: str) -> None:
+    full = job_report([str(make_job(holdout=0.25))])
+    out = make_job(proof=proof, holdout=0.25)
     told = job_report([str(out)])
     names = [
         f"held_out_{name}" for name in ("queries", "violations_low", "violations_high", "high")
@@ -282,21 +291,21 @@ def test_a_trial_is_told_from_the_record_alone(tmp_path: Path, proof: str) -> No
     assert "Queries held out" not in job_page(alone)
 
 
-def test_sets_that_share_heads_leave_open_how_many_queries_violate(tmp_path: Path) -> None:
+def test_sets_that_share_heads_leave_open_how_many_queries_violate(make_job: Make) -> None:
     """Two query heads share a set: a compact proof counts violations in each, not in either."""
-    out = make_job(tmp_path, aside=True, proof="compact")
+    out = make_job(aside=True, proof="compact")
     total = job_report([str(out)])["totals"]
     assert total["held_out_queries"] == 3 * 2 * 2 * 3
     assert total["held_out_violations_low"] == 3 * (1 + 3 + 1 + 2)
     assert total["held_out_violations_high"] == 3 * (1 + 3 + 1 + 3)
-    none = job_report([str(make_job(tmp_path / "none", aside=True, proof="none"))])["totals"]
+    none = job_report([str(make_job(aside=True, proof="none"))])["totals"]
     assert none["held_out_queries"] == 3 * 2 * 2 * 3
     assert none["held_out_violations_high"] is None
 
 
-def test_a_record_about_another_output_is_not_used(tmp_path: Path) -> None:
-    out = make_job(tmp_path, files=2, proof="none")
-    rewrite(out / "c0.safetensors", lambda _: None, library="other")
+def test_a_record_about_another_output_is_not_used(make_job: Make) -> None:
+    out = make_job(files=2, proof="none")
+    forge(out / "c0.safetensors", say=field(library="other").change)
     report = job_report([str(out)])
     assert report["outputs"][0]["seconds"] is None
     assert report["outputs"][0]["from_record"] == []
@@ -319,7 +328,7 @@ def flip_a_mass(path: Path) -> None:
 
 def assign(name: str, at: Any, value: Any) -> Callable[[Path], None]:
     """Return what changes one number of a tensor, and the hashes with it."""
-    return lambda path: rewrite(path, lambda arrays: arrays[name].__setitem__(at, value))
+    return lambda path: forge(path, lambda arrays: arrays[name].__setitem__(at, value))
 
 
 BROKEN: dict[str, Any] = {
@@ -332,21 +341,21 @@ BROKEN: dict[str, Any] = {
     "mass NaN": assign("layers.1.tail_mass_upper", (0, 0), np.nan),
     "lower above upper": assign("layers.1.tail_mass_lower", (0, 0), 1.0),
     "indptr": assign("layers.1.indptr", 1, -1),
-    "held out twice": lambda path: rewrite(
+    "held out twice": lambda path: forge(
         path, lambda a: a["layers.1.held_out"].__setitem__(1, a["layers.1.held_out"][0])
     ),
     "bound below 0": assign("layers.1.lower_bound", 0, -1),
     "rows of weights": assign("layers.1.lower_bound_rows", 0, 10**9),
     "a weight of 0": assign("layers.1.lower_bound_weights", 0, 0.0),
-    "too few budgets": lambda path: rewrite(path, lambda _: None, eps={0: (0.1,), 1: (0.1,)}),
+    "too few budgets": lambda path: forge(path, say=field(eps={"0": [0.1], "1": [0.1]}).change),
 }
 
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_an_output_that_cannot_be_believed_is_named_and_not_counted(
-    tmp_path: Path, how: str
+    make_job: Make, tmp_path: Path, how: str
 ) -> None:
-    out = make_job(tmp_path, files=2, aside=True)
+    out = make_job(files=2, aside=True)
     shutil.copytree(out, tmp_path / "one")
     (tmp_path / "one" / "c0.safetensors").unlink()
     shutil.rmtree(tmp_path / "one" / ".certk")
@@ -402,44 +411,25 @@ def check(shown: str, value: Any, how: str) -> None:
         assert 0 <= apart <= max(Fraction(value) / 10**4, Fraction(1, 10**40))
 
 
-LAYER = {
+# What a column of the page shows: a figure of the report, and how it is rounded.
+SHOWN = {
     "layer": ("layer", "exact"), "sets": ("sets", "exact"), "kept": ("kept", "exact"),
-    "of": ("total", "exact"), "share": ("kept_share", "near"),
+    "of": ("total", "exact"), "share": ("kept_share", "near"), "kv head": ("head", "exact"),
     "at least needed": ("lower_bound", "exact"), "gap": ("gap", "exact"),
-    "budget": ("eps_low", "exact"), "worst tail mass": ("worst_tail_mass", "up"),
-    "in output": ("worst_output", "text"),
-}  # fmt: skip
-SET = {
-    **LAYER, "kv head": ("head", "exact"), "least share": ("least_kept_share", "near"),
-    "largest share": ("most_kept_share", "near"),
-}  # fmt: skip
-OUTPUT = {
+    "worst tail mass": ("worst_tail_mass", "up"), "in output": ("worst_output", "text"),
+    "least share": ("least_kept_share", "near"), "largest share": ("most_kept_share", "near"),
     "output": ("output", "text"), "keys and values before": ("cache_bytes", "near"),
     "after, proof included": ("output_bytes", "near"), "saved": ("saved", "near"),
     "indices, proof": ("proof_bytes", "near"), "keys kept": ("kept", "exact"),
-    "of": ("total", "exact"), "share": ("kept_share", "near"),
-    "time of workers": ("seconds", "near"),
-}  # fmt: skip
-HELD_OUT = {
-    "queries held out": ("held_out_queries", "exact"),
+    "time of workers": ("seconds", "near"), "queries held out": ("held_out_queries", "exact"),
     "over budget": ("held_out_violations_low", "exact"),
     "probability at most, in the worst set": ("held_out_high", "up"),
-}
-ROW = {
-    "output": ("output", "text"), "layer": ("layer", "exact"), "query head": ("head", "exact"),
-    "query": ("query", "exact"), "tail mass from": ("tail_mass_lower", "down"),
-    "to": ("tail_mass_upper", "up"), "budget": ("eps", "exact"),
-}  # fmt: skip
-HASH = {"output": ("output", "text"), "header of the output": ("header_sha256", "text")}
-LEFT = {
-    "layer": ("layer", "exact"), "promised": ("rows", "exact"),
+    "query head": ("head", "exact"), "query": ("query", "exact"),
+    "tail mass from": ("tail_mass_lower", "down"), "to": ("tail_mass_upper", "up"),
+    "header of the output": ("header_sha256", "text"), "promised": ("rows", "exact"),
     "left out": ("rows_left_out", "exact"), "worst of these": ("worst_left_out", "up"),
-}  # fmt: skip
-JOB = {
     "directory": ("out", "text"), "state": ("state", "text"), "inputs": ("inputs", "exact"),
     "time of its last run": ("seconds", "near"), "most memory": ("peak_memory", "near"),
-}  # fmt: skip
-ASKED = {
     "outputs": ("outputs", "exact"), "one set per": ("granularity", "text"),
     "eps": ("eps_low", "exact"), "coverage": ("coverage", "exact"),
     "hold out": ("holdout", "exact"), "proof": ("proof", "text"),
@@ -450,36 +440,30 @@ ASKED = {
 def test_every_figure_of_the_page_is_in_the_json(job: Path) -> None:
     report = json.loads(json.dumps(job_report([str(job)]), allow_nan=False))
     tables = tables_of(job_page(report))
-    worst = {
-        f"{name}: the rows that lose most": (report["worst_rows"][kind], ROW)
-        for kind, name in zip(KINDS, ("Promised", "Held out", "Left out"), strict=True)
+    expected: dict[str, tuple[list[dict[str, Any]], int]] = {
+        "By layer, all outputs together": (report["layers"], 10),
+        "By layer and kv head, all outputs together": (report["sets"], 13),
+        "By output": (report["outputs"], 9),
+        "Held-out queries by layer and kv head": (report["sets"], 6),
+        "Held-out queries by output": (report["outputs"], 4),
+        "Left out": (report["layers"], 4),
+        "Headers of outputs and inputs": (report["outputs"], 2),
+        "Jobs, by their own record": (report["jobs"], 5),
+        "By the certificates of the outputs": (report["options"], 8),
+        "Promised: the rows that lose most": (report["worst_rows"]["promised"], 7),
+        "Held out: the rows that lose most": (report["worst_rows"]["held_out"], 7),
+        "Left out: the rows that lose most": (report["worst_rows"]["left_out"], 7),
     }
-    expected: dict[str, tuple[list[dict[str, Any]], dict[str, tuple[str, str]]]] = {
-        "By layer, all outputs together": (report["layers"], LAYER),
-        "By layer and kv head, all outputs together": (report["sets"], SET),
-        "By output": (report["outputs"], OUTPUT),
-        "Held-out queries by layer and kv head": (report["sets"], {**HELD_OUT, **{
-            "layer": SET["layer"], "kv head": SET["kv head"], "sets": SET["sets"]}}),
-        "Held-out queries by output": (
-            report["outputs"], {"output": OUTPUT["output"], **HELD_OUT}),
-        "Left out": (report["layers"], LEFT),
-        "Headers of outputs and inputs": (report["outputs"], HASH),
-        "Jobs, by their own record": (report["jobs"], JOB),
-        "By the certificates of the outputs": (report["options"], ASKED),
-        **worst,
-    }  # fmt: skip
-    seen = 0
-    for caption, (rows, columns) in expected.items():
+    for caption, (rows, count) in expected.items():
         table = tables.pop(caption)
         assert len(table.rows) == len(rows) > 0, caption
-        assert columns.keys() <= set(table.heads), caption
+        budget = {"budget": ("eps" if "rows that" in caption else "eps_low", "exact")}
+        columns = [(SHOWN | budget).get(head) for head in table.heads]
+        assert len(columns) - columns.count(None) == count, (caption, table.heads)
         for cells, row in zip(table.rows, rows, strict=True):
-            for head, cell in zip(table.heads, cells, strict=True):
-                if head in columns:
-                    name, how = columns[head]
-                    check(cell, row[name], how)
-                    seen += 1
-    assert seen > 300
+            for column, cell in zip(columns, cells, strict=True):
+                if column is not None:
+                    check(cell, row[column[0]], column[1])
     spread = tables.pop("Rows by tail mass over budget")
     for i, kind in enumerate(KINDS):
         assert [int(row[i + 1].replace(" ", "")) for row in spread.rows] == (
@@ -528,8 +512,8 @@ def test_the_page_stands_alone(job: Path) -> None:
     assert any("certk verify" in each for each in [*Page(text).paragraphs, text])
 
 
-def test_foreign_text_is_shown_and_not_obeyed(tmp_path: Path) -> None:
-    out = make_job(tmp_path, files=1)
+def test_foreign_text_is_shown_and_not_obeyed(make_job: Make) -> None:
+    out = make_job(files=1)
     nasty = "<img src=x onerror=alert(1)>\x1b[31m\u202e.safetensors"
     (out / "c0.safetensors").rename(out / nasty)
     (out / ("<b>bad\n" + ".safetensors")).write_text("nonsense")
@@ -543,16 +527,16 @@ def test_foreign_text_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     assert all("\n" not in each["message"] for each in report["unreadable"])
 
 
-def test_a_thousand_outputs_make_a_page_that_opens(tmp_path: Path) -> None:
-    out = make_job(tmp_path, files=1, aside=True)
+def test_hundreds_of_outputs_make_a_page_that_opens(make_job: Make) -> None:
+    out = make_job(files=1, aside=True)
     whole = (out / "c0.safetensors").read_bytes()
-    for i in range(1, 1000):
+    for i in range(1, 300):
         (out / f"a-name-of-some-length-{i:05}.safetensors").write_bytes(whole)
     report = job_report([str(out)])
     text = job_page(report)
-    assert report["totals"]["outputs"] == 1000
-    assert report["sets"][0]["sets"] == 1000
-    assert len(text) < 3_000_000
+    assert report["totals"]["outputs"] == 300
+    assert report["sets"][0]["sets"] == 300
+    assert len(text) < 1_000_000
     assert len(report["worst_rows"]["promised"]) == MOST
     folded = text.count("<details>")
     assert folded >= 3  # sizes, held out, hashes
@@ -622,8 +606,10 @@ def test_sets_come_back_from_the_tables(job: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("proof", ["compact", "none"])
-def test_tables_of_lesser_proofs_leave_empty_what_is_not_known(tmp_path: Path, proof: str) -> None:
-    out = make_job(tmp_path, files=1, proof=proof, aside=True)
+def test_tables_of_lesser_proofs_leave_empty_what_is_not_known(
+    make_job: Make, tmp_path: Path, proof: str
+) -> None:
+    out = make_job(files=1, proof=proof, aside=True)
     csv_file, _ = export(out, tmp_path / "tables", sets=False)
     rows = read_csv(csv_file)
     assert len(rows) == 2 * 4 * 12
@@ -663,8 +649,8 @@ def test_a_table_appears_whole_or_not_at_all(job: Path, tmp_path: Path) -> None:
     assert len(read_csv(tmp_path / "t.csv")) == len(all_rows(job))
 
 
-def test_a_size_is_shown_beside_what_it_costs_at_least(tmp_path: Path) -> None:
-    out = make_job(tmp_path, files=2, eps=None, size=0.5)
+def test_a_size_is_shown_beside_what_it_costs_at_least(make_job: Make) -> None:
+    out = make_job(files=2, eps=None, size=0.5)
     report = job_report([str(out)])
     page = job_page(report)
     rows = tables_of(page)["Outputs with a size for a target"].rows
@@ -681,10 +667,10 @@ def test_a_size_is_shown_beside_what_it_costs_at_least(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("granularity", ["head", "layer", "token"])
-def test_what_a_size_costs_at_least_is_proven_by_bounds(tmp_path: Path, granularity: str) -> None:
+def test_what_a_size_costs_at_least_is_proven_by_bounds(make_job: Make, granularity: str) -> None:
     """A file's own word for it is none: the bounds that it holds must be more than the size."""
     size = 15 if granularity == "token" else 0.5
-    out = make_job(tmp_path, files=1, eps=None, size=size, granularity=granularity)
+    out = make_job(files=1, eps=None, size=size, granularity=granularity)
     [before] = job_report([str(out)])["outputs"]
     assert 0 < before["worst_at_least"] < before["worst_tail_mass"]
     [path] = out.glob("*.safetensors")
@@ -693,26 +679,14 @@ def test_what_a_size_costs_at_least_is_proven_by_bounds(tmp_path: Path, granular
         for name in [name for name in arrays if name.endswith("lower_bound")]:
             arrays[name] = arrays[name] * 0
 
-    budgets = dict.fromkeys((0, 1), (0.99,) * (2 if granularity == "head" else 1))
-    rewrite(path, less, bound_eps=budgets)
+    budgets = dict.fromkeys("01", [0.99] * (2 if granularity == "head" else 1))
+    forge(path, less, field(bound_eps=budgets).change)
     [after] = job_report([str(out)])["outputs"]
     assert after["worst_at_least"] == 0
 
 
-@pytest.mark.parametrize("options", [{"granularity": "token"}, {"block_size": 8}, {"max_keep": 9}])
-def test_other_policies_are_reported_as_they_were_told(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    for i in range(2):
-        write_cache(tmp_path / "in" / f"{i}.safetensors", seed=i, m=12, n=40)
-    told = prune(tmp_path / "in", tmp_path / "out", 0.1, proof="full", holdout=0.25, **options)
-    report = job_report([str(tmp_path / "out")])
-    check_told(report, told)
-    job_page(report)
-
-
-def test_a_row_at_its_budget_is_within_it_and_the_next_number_is_not(tmp_path: Path) -> None:
-    out = make_job(tmp_path, files=1, eps=0.125)
+def test_a_row_at_its_budget_is_within_it_and_the_next_number_is_not(make_job: Make) -> None:
+    out = make_job(files=1, eps=0.125)
     within = EDGES.index(1.0) - 1
 
     def at_budget(arrays: dict[str, np.ndarray]) -> None:
@@ -724,7 +698,7 @@ def test_a_row_at_its_budget_is_within_it_and_the_next_number_is_not(tmp_path: P
         arrays["layers.1.tail_mass_upper"][:] = 0.0
         arrays["layers.1.tail_mass_lower"][:] = 0.0
 
-    rewrite(out / "c0.safetensors", at_budget)
+    forge(out / "c0.safetensors", at_budget)
     report = job_report([str(out)])
     counts = report["tail_masses"]["promised"]
     assert counts[within] == 3
@@ -734,8 +708,8 @@ def test_a_row_at_its_budget_is_within_it_and_the_next_number_is_not(tmp_path: P
     assert report["totals"]["rows_over_budget"] == 2
 
 
-def test_without_a_budget_rows_are_at_it_or_beyond_all_bins(tmp_path: Path) -> None:
-    out = make_job(tmp_path, files=1, eps=0.0)
+def test_without_a_budget_rows_are_at_it_or_beyond_all_bins(make_job: Make) -> None:
+    out = make_job(files=1, eps=0.0)
     assign("layers.0.tail_mass_upper", (0, 0), 0.5)(out / "c0.safetensors")
     report = job_report([str(out)])
     counts = report["tail_masses"]["promised"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -17,14 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import killed_job
 from certk_rs import CertkError, prune
 from certk_rs._files.safetensors import canonical
 from certk_rs._jobs import prune as prune_module
 from certk_rs._jobs import steps
 from certk_rs._jobs.report import job_report
 from certk_rs.audit import audit
-from cli_fixtures import cache_tensors, certk, safetensors_bytes, tensor, write_cache
+from cli_fixtures import answered, cache_tensors, safetensors_bytes, tensor, write_cache
 from fresh_process import run_python
 from signalled import certk_signalled
 
@@ -46,10 +44,10 @@ def outputs(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few caches that take about half a second to prune."""
+    """A few caches, and outputs of some hundred kilobytes."""
     folder = tmp_path_factory.mktemp("caches")
     for i in range(3):
-        shape = {"layers": 3, "kv_heads": 2, "heads": 4, "m": 48, "n": 3000, "d": 32}
+        shape = {"layers": 3, "kv_heads": 2, "heads": 4, "m": 16, "n": 1000, "d": 32}
         write_cache(folder / f"{i}.safetensors", seed=i, **shape)
     return folder
 
@@ -61,99 +59,98 @@ def undisturbed(caches: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return outputs(out)
 
 
+# Ends as by `kill -9` before the change of the file system of the number that comes first.
+DIES = """
+import itertools, os, signal, sys
+from certk_rs._jobs import prune
+from certk_rs.cli import main
+
+left = itertools.count(int(sys.argv.pop(1)), -1)
+
+def dying(change):
+    def dies(*arguments, **options):
+        if next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return change(*arguments, **options)
+    return dies
+
+for name in ("open", "write", "pwrite", "ftruncate", "fsync", "link", "replace", "unlink", "mkdir"):
+    setattr(os, name, dying(getattr(os, name)))
+# The result of a unit that takes as little as here would not be kept otherwise.
+prune._WORTH_KEEPING = 0.0
+code = main()
+print(-next(left))
+sys.exit(code)
+"""
+
+
 @posix
-def test_a_job_killed_at_any_moment_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
-    """Fifty kills: for each phase, ten at random moments of the time that it takes in all."""
+@pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.heavy)])
+def test_a_job_killed_at_any_moment_is_resumed_to_the_same_bytes(tmp_path: Path, step: int) -> None:
+    """Killed before every change that it makes to files, or before some of them."""
     for i in range(3):
-        shape = {"layers": 2, "kv_heads": 2, "heads": 4, "m": 16, "n": 500, "d": 32}
+        shape = {"layers": 2, "kv_heads": 2, "heads": 4, "m": 8, "n": 200, "d": 16}
         write_cache(tmp_path / "in" / f"{i}.safetensors", seed=i, **shape)
 
-    def job(name: str) -> list[str]:
-        place, out = str(tmp_path / "in"), str(tmp_path / name)
-        return ["prune", place, "-o", out, "--eps", "0.1", "--resume", "-q"]
+    def killed(at: int, out: Path) -> subprocess.CompletedProcess[str]:
+        job = ["prune", tmp_path / "in", "-o", out, "--eps", 0.1, "--resume", "-q", "--jobs", 1]
+        return run_python(DIES, *map(str, [at, *job]))
 
-    moments = random.Random(18)
-    ended_in: Counter[str] = Counter()
-    with killed_job.Jobs() as jobs:
-        for warm in ("first", "second"):
-            whole = jobs.run(killed_job.Order(job(warm)))
-            assert whole.code == 0
-        undisturbed = outputs(tmp_path / "first")
-        assert len(undisturbed) == 3
-        assert outputs(tmp_path / "second") == undisturbed
-        for i in range(50):
-            phase = killed_job.PHASES[i % len(killed_job.PHASES)]
-            lengths = whole.lengths(phase)
-            [number] = moments.choices(range(len(lengths)), lengths)
-            # No run takes as long as another, so rather early than when the phase is over.
-            delay = lengths[number] * moments.random() ** 2
-            out = tmp_path / str(i)
-            told = jobs.run(killed_job.Order(job(str(i)), phase, number, delay))
-            if told.code == -signal.SIGALRM:
-                ended_in.update(told.under_way())
-            # Whatever has its final name is whole.
-            half_way = outputs(out) if out.exists() else {}
-            named = {name: data for name, data in half_way.items() if not name.endswith(".partial")}
-            assert named == {name: undisturbed[name] for name in named}
-            assert jobs.run(killed_job.Order(job(str(i)))).code == 0
-            assert outputs(out) == undisturbed
-            assert not list((out / ".certk" / "parts").iterdir())
-            shutil.rmtree(out)
-    assert ended_in["job"] >= 40
-    assert all(ended_in.get(phase, 0) >= 2 for phase in killed_job.PHASES), ended_in
-    assert sum(ended_in[phase] >= 5 for phase in killed_job.PHASES) >= 4, ended_in
+    whole = killed(-1, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    undisturbed, count = outputs(tmp_path / "whole"), int(whole.stdout.split()[-1])
+    assert (len(undisturbed), count > 100) == (3, True)
+    seen: Counter[str] = Counter()
+    for at in range(0, count - 1, step):
+        out = tmp_path / str(at)
+        assert killed(at, out).returncode == -signal.SIGKILL
+        # Whatever has its final name is whole.
+        found = outputs(out) if out.exists() else {}
+        named = {name: data for name, data in found.items() if not name.endswith(".partial")}
+        assert named == {name: undisturbed[name] for name in named}
+        seen["a part"] += any(out.glob(".certk/parts/*"))
+        seen["a partial file"] += len(found) > len(named)
+        seen["some outputs"] += 0 < len(named) < 3
+        assert not prune(tmp_path / "in", out, 0.1, resume=True).failures
+        assert outputs(out) == undisturbed
+        assert not any(out.glob(".certk/parts/*"))
+    assert len(+seen) == 3, seen
 
 
-def test_what_was_damaged_meanwhile_is_made_anew(
+def test_what_is_missing_or_damaged_is_made_anew_and_nothing_else(
     caches: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    prune(caches, tmp_path, 0.1)
+    def times() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
+
+    first = prune(caches, tmp_path, 0.1, resume=True)
+    assert (first.resumed, outputs(tmp_path)) == (0, undisturbed)
+    before = times()
+    again = prune(caches, tmp_path, 0.1, resume=True)
+    assert (again.resumed, again.outputs, times()) == (3, first.outputs, before)
     broken = tmp_path / "1.safetensors"
     data = bytearray(broken.read_bytes())
     data[-1] ^= 1
     broken.write_bytes(data)
     (tmp_path / "2.safetensors").unlink()
     result = prune(caches, tmp_path, 0.1, resume=True)
-    assert result.resumed == 1
-    assert len(result.outputs) == 3
+    assert (result.resumed, len(result.outputs)) == (1, 3)
     assert outputs(tmp_path) == undisturbed
+    assert times()["0.safetensors"] == before["0.safetensors"]
 
 
-def test_a_finished_job_that_is_resumed_does_nothing(
-    caches: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
-    first = prune(caches, tmp_path, 0.1)
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
-    again = prune(caches, tmp_path, 0.1, resume=True)
-    assert again.resumed == 3
-    assert again.outputs == first.outputs
-    assert times == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
-    assert outputs(tmp_path) == undisturbed
-
-
-def test_there_may_be_nothing_to_resume(
-    caches: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
-    assert prune(caches, tmp_path / "out", 0.1, resume=True).resumed == 0
-    assert outputs(tmp_path / "out") == undisturbed
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_a_job_with_other_options_is_not_resumed(caches: Path, tmp_path: Path) -> None:
+    prune(caches, tmp_path, 0.1)
+    before = outputs(tmp_path)
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"eps": 0.2}, "eps was '0.1', is '0.2'"),
         ({"keep_first": 3}, "keep_first was 0, is 3"),
         ({"granularity": "layer"}, "granularity was 'head', is 'layer'"),
         ({"proof": "none"}, "proof was 'auto', is 'none'"),
-    ],
-)
-def test_a_job_with_other_options_is_not_resumed(
-    caches: Path, tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
-    prune(caches, tmp_path, 0.1)
-    before = outputs(tmp_path)
-    with pytest.raises(CertkError, match=words):
-        prune(caches, tmp_path, **({"eps": 0.1} | change), resume=True)
+    ]
+    for change, words in changes:
+        with pytest.raises(CertkError, match=words):
+            prune(caches, tmp_path, **({"eps": 0.1} | change), resume=True)
     assert outputs(tmp_path) == before
 
 
@@ -398,9 +395,7 @@ def test_an_output_whose_input_has_other_bytes_is_made_anew(tmp_path: Path) -> N
     assert prune(tmp_path / "in", tmp_path / "out", 0.1, resume=True).resumed == 3
 
 
-def test_a_copied_job_speaks_of_the_places_that_it_is_in(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_copied_job_speaks_of_the_places_that_it_is_in(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     # Each saves so little that there is a warning, and has a tensor that is not read.
     for i in range(2):
@@ -412,8 +407,7 @@ def test_a_copied_job_speaks_of_the_places_that_it_is_in(
     assert all(len(report.warnings) == 2 for report in first.outputs)
     shutil.copytree(old, new)
     shutil.rmtree(old)
-    assert certk("report", new / "out", "--json") == 0
-    [job] = json.loads(capsys.readouterr().out)["jobs"]
+    [job] = answered("report", new / "out")["jobs"]
     assert job["out"] == str(new / "out")
     again = prune(new / "in", new / "out", 0.1, resume=True)
     assert again.resumed == 2
@@ -422,8 +416,7 @@ def test_a_copied_job_speaks_of_the_places_that_it_is_in(
         tuple(each.replace(str(old), str(new)) for each in report.warnings)
         for report in first.outputs
     ]
-    assert certk("report", new / "out", "--json") == 0
-    assert str(old) not in capsys.readouterr().out
+    assert str(old) not in json.dumps(answered("report", new / "out"))
 
 
 # --------------------------------------------------------------------- names, locks and memory

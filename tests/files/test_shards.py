@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from certk_rs import CertkError, prune
 from certk_rs._jobs.report import job_report
-from cli_fixtures import certk, write_cache
+from cli_fixtures import answered, certk, said, write_cache
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +105,9 @@ def test_what_is_no_shard_is_refused(caches: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command(caches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(caches: Path, tmp_path: Path) -> None:
+    arguments = ("prune", caches, "-o", tmp_path / "out", "--eps", 0.1, "--shard")
     for number in (1, 2, 3, 4):
-        arguments = ("prune", caches, "-o", tmp_path / "out", "--eps", 0.1, "--json")
-        assert certk(*arguments, "--shard", f"{number}/4") == 0
-        body = json.loads(capsys.readouterr().out)
-        assert len(body["outputs"]) == (number <= 3)
-    assert certk("prune", caches, "-o", tmp_path / "out", "--eps", 0.1, "--shard", "5/4") == 2
-    assert "shard is '5/4'" in capsys.readouterr().err
+        assert len(answered(*arguments, f"{number}/4")["outputs"]) == (number <= 3)
+    ended = said(*arguments, "5/4")
+    assert (ended.code, "shard is '5/4'" in ended.err) == (2, True)

@@ -11,15 +11,12 @@ import io
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from certk_rs import prune
-from certk_rs._files.certificate import TensorFacts, read_certificate
-from certk_rs._files.output import output_header
 from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs.audit import OutputAudit, audit
 from certk_rs.cli import main
@@ -108,30 +105,6 @@ def read_output(path: Path) -> dict[str, np.ndarray]:
         return {name: file.read(name) for name in file.header.entries}
 
 
-def rewrite(path: Path, edit: Callable[[dict[str, np.ndarray]], None], **certificate: Any) -> None:
-    """Change an output and its certificate consistently: hashes, shapes, header, its own SHA-256.
-
-    `edit` changes the arrays in place, replaces them, or adds some of I64; keywords replace fields
-    of the certificate, where one number for `eps` stands for all budgets.
-    """
-    with SafetensorsFile(path) as file:
-        arrays = {name: file.read(name) for name in file.header.entries}
-        dtypes = {name: entry.dtype for name, entry in file.header.entries.items()}
-        said, complaint = read_certificate(file.header.metadata["certk"])
-    assert complaint is None
-    edit(arrays)
-    outputs = {
-        name: TensorFacts(
-            dtypes.get(name, "I64"), array.shape, hashlib.sha256(array.tobytes()).hexdigest()
-        )
-        for name, array in arrays.items()
-    }
-    if isinstance(eps := certificate.get("eps"), float):
-        certificate["eps"] = {index: (eps,) * len(said.eps[index]) for index in said.eps}
-    header = output_header(replace(said, outputs=outputs, **certificate))
-    path.write_bytes(header.raw + b"".join(arrays[name].tobytes() for name in header.entries))
-
-
 def opened(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Read the metadata and the tensors of a safetensors file with none of the library's code."""
     content = path.read_bytes()
@@ -142,7 +115,7 @@ def opened(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         flat = np.frombuffer(content[start + begin : start + end], FORGED[entry["dtype"]])
-        arrays[name] = flat.reshape(entry["shape"])
+        arrays[name] = flat.reshape(entry["shape"]).copy()
     return told, arrays
 
 

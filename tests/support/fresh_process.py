@@ -13,13 +13,13 @@ from repository import ROOT
 
 
 def run_python(
-    code: str, *, beside: Path | None = None, **environment: str
+    code: str, *arguments: str, beside: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `code` with these environment variables; it may import what lies beside a file."""
     folders = [] if beside is None else [str(beside.parent)]
     path = os.pathsep.join([*folders, *sys.path])
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip

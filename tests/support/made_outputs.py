@@ -428,10 +428,12 @@ def all_options() -> dict[str, Made]:
     return found
 
 
-# Small jobs of prune itself.
+CAUSAL = {"m": 5, "metadata": {"causal_offset": "19"}}
+TURNED = {"kv_heads": 26, "n": 2, "heads": 5, "m": 4}
+# Small jobs of prune itself; "threes" to "forced" are those that forgeries begin with.
 PRUNED: dict[str, dict[str, Any]] = {
     "small": {"cache": {"m": 5}},
-    "threes": {"cache": {"m": 5, "kv_heads": 3, "heads": 6, "metadata": {"causal_offset": "19"}}},
+    "threes": {"cache": CAUSAL | {"kv_heads": 3, "heads": 6}},
     "by layer": {"cache": {"m": 5}, "granularity": "layer", "keep_first": 2, "keep_last": 1},
     "at cap": {"cache": {"m": 5}, "eps": 0.01, "max_keep": 5},
     "one set": {"cache": {"m": 5, "layers": 1}, "granularity": "layer"},
@@ -439,7 +441,40 @@ PRUNED: dict[str, dict[str, Any]] = {
     "zeros": {"cache": {"m": 5, "spread": 0.0}, "eps": 0.3},
     "eights": {"cache": {"m": 8, "metadata": {"scale": "0.5", "note": "any"}}},
     "forced": {"keep_first": 1},
-}
+    "causal": {"cache": CAUSAL | {"dtype": "F32"}, "keep_first": 2, "keep_last": 1},
+    "compact, at cap": {"cache": {"dtype": "BF16"}, "proof": "compact", "max_keep": 9, "eps": 0.01},
+    "none": {"cache": {"metadata": {"scale": "0.25"}}, "proof": "none"},
+    "layer, blocks": {"cache": {"dtype": "F32"}, "granularity": "layer", "block_size": 3},
+    "blocks": {"cache": CAUSAL, "block_size": 4, "proof": "compact", "keep_last": 3},
+    "token": {"cache": {"dtype": "BF16"}, "granularity": "token", "proof": "compact"},
+    # (rows, heads, d): what are heads to the writer of the cache are rows to whoever reads it.
+    "token, nhd": {"cache": TURNED, "granularity": "token", "layout": "nhd"},
+    "none, nhd": {"cache": TURNED, "proof": "none", "layout": "nhd", "coverage": 0.8},
+    "coverage": {"cache": {"m": 5}, "coverage": 0.7},
+    "layer, coverage": {
+        "cache": CAUSAL, "granularity": "layer", "coverage": 0.8, "proof": "compact",
+    },
+    "size": {"size": 0.5, "eps": None},
+    "size, blocks": {"size": 0.6, "eps": None, "proof": "compact", "block_size": 2},
+    "size, token": {"cache": {"dtype": "BF16"}, "size": 12, "eps": None, "granularity": "token"},
+    "size, none": {"cache": {"dtype": "F32"}, "size": 0.4, "eps": None, "proof": "none"},
+    "out_tol": {"cache": {"dtype": "F32"}, "out_tol": 2.0, "eps": None},
+    "tiny": {"cache": {"spread": 30.0}, "eps": 1e-60},
+    "guard": {"cache": {"dtype": "F32", "d": 16, "n": 40}, "guard": "codes"},
+    "guard, layer, none": {
+        "cache": CAUSAL | {"d": 8}, "guard": "codes", "granularity": "layer", "proof": "none",
+    },
+    "guard, compact": {
+        "cache": CAUSAL | {"dtype": "BF16", "d": 6}, "guard": "codes", "proof": "compact",
+    },
+    "guard, token": {"cache": {"d": 16}, "guard": "codes", "granularity": "token"},
+    "hot": {"cache": {"n": 30}, "hot": 0.3, "guard": "codes", "eps": 0.05},
+    "hot, none, layer": {
+        "cache": {"dtype": "BF16", "n": 30}, "eps": 0.05, "guard": "codes", "hot": 20,
+        "proof": "none", "granularity": "layer",
+    },
+    "all of one layer": {"cache": {"layers": 1, "kv_heads": 1, "heads": 1}, "eps": 0.0},
+}  # fmt: skip
 
 
 class Honest:
