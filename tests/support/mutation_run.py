@@ -118,9 +118,9 @@ def inspect(case: Case) -> None:
     """Headers: JSON that is JSON, tensors that are there."""
     [found] = inspect_all([locate(case.path)])
     json.dumps(found, allow_nan=False)
-    if found.kind != "unreadable":
-        must({each.name for each in found.tensors} == set(tensors(case.parts)), "names")
-    if found.kind == "output" and found.is_ready:
+    if found["kind"] != "unreadable":
+        must({each["name"] for each in found["tensors"]} == set(tensors(case.parts)), "names")
+    if found["kind"] == "output" and found["is_ready"]:
         header = split(case.path.read_bytes())[0]
         said = json.loads(header)["__metadata__"]["certk"]
         sound = json.loads(split(case.sound.read_bytes())[0])["__metadata__"]["certk"]
