@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 from certk_rs import prune
 from certk_rs._files.output import OutputFile
+from certk_rs._jobs.plan import Manner, make_plan
+from certk_rs._jobs.prune import make_engine, run_plan
+from certk_rs._jobs.request import Request
 from cli_fixtures import write_cache
 
 
@@ -58,3 +62,15 @@ def test_rows_are_copied_of_what_the_sets_were_chosen_for(
         assert "was changed while it was being used" in failure.message
         assert not result.outputs
         assert not [path for path in out.rglob("*") if "safetensors" in path.name]
+
+
+def test_a_header_of_the_same_size_and_time_is_another(tmp_path: Path) -> None:
+    """Else sets of one scale would be certified for the other."""
+    source, out = tmp_path / "x.safetensors", tmp_path / "out"
+    write_cache(source, metadata={"scale": "0.5"})
+    status, plan = source.stat(), make_plan([source], out, Request.of(eps=0.1), Manner())
+    write_cache(source, metadata={"scale": "2.5"})
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    result = run_plan(plan, make_engine())
+    assert not result.outputs
+    assert "was changed while it was being used" in result.failures[0].message

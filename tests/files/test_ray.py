@@ -111,7 +111,7 @@ def test_what_is_wrong_with_an_input_is_said_as_locally(
 
 
 def test_errors_of_workers_keep_kind_and_message(host: ray_host.Host, tmp_path: Path) -> None:
-    gone = Unit(Input(locate(tmp_path / "gone.safetensors"), None, None, ()), hashes=("x",))
+    gone = Unit(Input(locate(tmp_path / "gone.safetensors"), None, None, (), ()), hashes=("x",))
     lost = rf"gone.safetensors is not to be found on {re.escape(socket.gethostname())}.*share"
     calls: list[tuple[tuple[Any, ...], str, str, str | None]] = [
         ((ray_host.raise_, "certk"), "CertkError", "row .3, 5.: NaN, ü and \x1b: mask it$", None),
@@ -196,9 +196,9 @@ def test_files_are_known_again_on_machines_that_number_them_otherwise(
     place = locate(caches / "0.safetensors")
     with Cache(place) as cache:
         device, inode, size, time_ns = cache.file.identity
-    unit = Unit(
-        Input(place, None, None, (device + 1, inode + 1, size, time_ns)), hashes=("layers.0.key",)
-    )
+        headers = tuple(cache.file.header_sha256s())
+    elsewhere = (device + 1, inode + 1, size, time_ns)
+    unit = Unit(Input(place, None, None, elsewhere, headers), hashes=("layers.0.key",))
     with pytest.raises(CertkError, match="was changed"):
         run_unit(unit, 1)
     kind, result = host.run(ray_host.called, run_unit, unit, 1)

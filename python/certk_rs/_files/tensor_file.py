@@ -88,9 +88,11 @@ class SafetensorsFile:
     def check_unchanged(self, identity: Identity) -> None:
         """Raise `CertkError` unless these are still the bytes that had `identity`."""
         if not (same_state(self.identity, identity) and self.current_identity() == self.identity):
-            raise CertkError(
-                f"{self.path} was changed while it was being used: run the command again"
-            )
+            raise self.changed()
+
+    def changed(self) -> CertkError:
+        """Return the error for files that were changed meanwhile."""
+        return CertkError(f"{self.path} was changed while it was being used: run the command again")
 
     def chunks(self, name: str, most: int = _CHUNK) -> Iterator[NDArray[np.uint8]]:
         """Yield the raw bytes of a tensor, `most` at a time; each piece reuses the memory."""

@@ -38,18 +38,25 @@ class Source:
 
 @dataclass(frozen=True)
 class Input:
-    """An input as it was planned: where it is, how it is read, and its identity then."""
+    """An input as it was planned: where it is, how it is read, its identity and its headers then.
+
+    Names, scales and offsets of certificates are those of the headers, by their SHA-256.
+    """
 
     location: Location
     names: str | None
     layout: str | None
     identity: tuple[Any, ...]
+    headers: tuple[str, ...]
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Cache]:
         """Open it to be read; a `CertkError` if it has changed since it was planned."""
         with Cache(self.location, self.names, self.layout) as cache:
             cache.file.check_unchanged(self.identity)
+            # A header can be another one of the same size and time.
+            if tuple(cache.file.header_sha256s()) != self.headers:
+                raise cache.file.changed()
             yield cache
 
 

@@ -48,7 +48,6 @@ class FileTask:
     causal_offset: int | None
     warnings: tuple[str, ...]
     scales: Mapping[int, float]
-    header_sha256s: tuple[str, ...]
     changed: tuple[int, ...] | None
 
     @property
@@ -77,7 +76,7 @@ class FileTask:
             names=str(self.input.names),
             causal_offset=self.causal_offset,
             scales=self.scales,
-            input_headers=self.header_sha256s,
+            input_headers=self.input.headers,
             inputs={name: facts[name] for name in self.tensors},
             outputs={},
         )
@@ -101,7 +100,11 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
             request=request,
             layers=layers,
             input=Input(
-                source.location, cache.names.pattern, layers[0].layout, cache.file.identity
+                source.location,
+                cache.names.pattern,
+                layers[0].layout,
+                cache.file.identity,
+                tuple(cache.file.header_sha256s()),
             ),
             options=Options(),
             input_bytes=sum(_bytes(entry) for entry in entries.values()),
@@ -113,7 +116,6 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
             causal_offset=cache.causal_offset,
             warnings=tuple(cache.warnings),
             scales=cache.scales,
-            header_sha256s=tuple(cache.file.header_sha256s()),
             changed=changed_at(source),
         )
         return replace(task, options=_options(task))
@@ -205,7 +207,7 @@ def _input(task: FileTask) -> dict[str, Any]:
     return {
         "source": str(task.source.location),
         "identity": [part if isinstance(part, int) else str(part) for part in identity],
-        "headers": list(task.header_sha256s),
+        "headers": list(task.input.headers),
     }
 
 

@@ -260,7 +260,7 @@ class _Job:
                     self._resumed += 1
                     self._end(finished)
                     continue
-                replace = replace or is_of_input(task.target, task.header_sha256s)
+                replace = replace or is_of_input(task.target, task.input.headers)
             elif self._manner.existing == "skip" and task.target.exists():
                 self._end(Skipped(task.source.name, str(task.target)))
                 continue
