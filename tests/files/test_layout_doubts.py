@@ -219,10 +219,13 @@ def test_the_pattern_that_would_match_is_told(tmp_path: Path, pattern: str, laye
         Cache(path, "nothing.{i}.{a|b|c}")
 
 
-def test_queries_may_be_missing() -> None:
+def test_queries_may_be_missing_or_of_another_kind() -> None:
     assert infer([f"past_{i}_{word}" for i in range(3) for word in ("key", "value")]) == (
         "past_{i}_{key|value|query}"
     )
+    for words in ("k_cache|v_cache|q", "key|value|q", "keys|values|query"):
+        mixed = [f"layers.{i}.{word}" for i in range(3) for word in words.split("|")]
+        assert infer(mixed) == f"layers.{{i}}.{{{words}}}"
     for nothing in ([], ["key", "value", "query"], ["a.0.x", "a.1.x"], ["{0}.k", "{0}.v"]):
         assert infer(nothing) is None
 

@@ -1,7 +1,8 @@
 """Names of the tensors of a cache: a pattern, the known spelling that occurs, or an inferred one.
 
 Inference looks for templates, names with `{i}` for their layer number. A pattern needs a template
-with a word for keys, and one that differs from it only by the word for values.
+with a word for keys, and one that differs from it only by the word for values. Queries may have a
+word of another kind, and another ending.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _WORDS = {
     for key, value, query in (ROLES, ("keys", "values", "queries"), ("k", "v", "q"))
     for case in (str.lower, str.capitalize, str.upper)
 }
+_QUERIES = {query for _, _, query in _WORDS.values()}
 # Whole words only: neither a letter of the same word before them, nor one behind them.
 _WORD = re.compile(
     rf"(?:(?<![a-zA-Z])|(?<=[a-z])(?=[A-Z]))(?:{'|'.join(chain(*_WORDS.values()))})(?![a-z])"
@@ -115,6 +117,12 @@ def infer(names: Iterable[str]) -> str | None:
             three = _WORDS.get(word[0])
             if three is not None and f"{before}{three[1]}{behind}" in templates:
                 found.add(f"{before}{{{'|'.join(three)}}}{behind}")
+                ends = {other[len(before) :] for other in templates if other.startswith(before)}
+                found |= {
+                    f"{before}{{{three[0]}{behind}|{three[1]}{behind}|{end}}}"
+                    for end in ends
+                    if "{i}" in before and (first := _WORD.match(end)) and first[0] in _QUERIES
+                }
     scored = [(_score(Names(pattern), held), -len(pattern), pattern) for pattern in found]
     best = max(scored, default=None)
     return best[2] if best is not None and best[0] > (0, 0) else None
