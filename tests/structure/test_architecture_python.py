@@ -199,6 +199,19 @@ def test_the_auditor_reaches_nothing_that_selects() -> None:
     assert rooms == {"audit", "_audit", "_files", "errors"}
 
 
+def test_the_auditor_takes_no_arithmetic_of_the_writer() -> None:
+    """Neither the rounding of recorded masses, nor the making of guards and of files."""
+    apart = ("masses.", "guards.", "atomic.", "new_file.", "output.OutputFile")
+    taken = set()
+    for file in python_files():
+        if room_of(file) in ("audit", "_audit"):
+            package = ["certk_rs", *file.relative_to(PYTHON).parts[:-1]]
+            names = {name for name, _ in python_imports(file.read_text(), package)}
+            own = {name.removeprefix("certk_rs._files.") for name in names}
+            taken |= {name for name in own if name.startswith(apart)}
+    assert taken == {"masses.Budgets"}  # a type
+
+
 def test_rooms_that_need_optional_packages_are_imported_lazily() -> None:
     for file in python_files():
         package = ["certk_rs", *file.relative_to(PYTHON).parts[:-1]]
