@@ -42,6 +42,15 @@ def test_a_new_file_that_is_given_up(tmp_path: Path, error: type[BaseException])
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(CertkError, match=f"{name} is no regular file"):
+            write_text(tmp_path / name, "new", replace=True)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_new_file_replaces_nothing(tmp_path: Path) -> None:
     path = tmp_path / "new"
 

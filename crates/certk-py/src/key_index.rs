@@ -190,7 +190,10 @@ impl Read for PyFile {
 
 impl Write for PyFile {
     fn write(&mut self, part: &[u8]) -> io::Result<usize> {
-        self.call(|file| file.call_method1("write", (PyBytes::new(file.py(), part),))?.extract())
+        let written: usize = self
+            .call(|file| file.call_method1("write", (PyBytes::new(file.py(), part),))?.extract())?;
+        // A file that claims more than it was given would else cause a panic.
+        Ok(written.min(part.len()))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -82,8 +82,11 @@ class NewFile:
         self._identity: os.stat_result | None = None
 
     def __enter__(self: _File) -> _File:
-        if not self._replace and os.path.lexists(self.path):
-            raise already_exists(self.path)
+        if os.path.lexists(self.path):
+            if not self._replace:
+                raise already_exists(self.path)
+            if not self.path.is_file() and not self.path.is_symlink():
+                raise CertkError(f"{self.path} is no regular file: give the name of a new file")
         try:
             with names_the_file(self.path):
                 own = self._open()
