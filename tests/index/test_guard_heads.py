@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
+from certk_rs import CertkError
 from certk_rs.guard import Guard, others
 
 D, D_V, N, M = 16, 5, 60, 7
@@ -85,15 +87,15 @@ def test_what_is_said_of_a_head_is_true_of_it(back: bool) -> None:
             weights = np.exp(scores - log_mass(scores)[:, None])
             beside[head], share[head] = log_mass(scores[:, here]), weights[:, gone].sum(axis=-1)
             average = weights[:, here] @ values[here] / weights[:, here].sum(axis=-1, keepdims=True)
-            real.append((scores, gone, average, weights @ values))
+            real.append((scores, values, gone, average, weights @ values))
         ends = beside - 1e-9, beside + 1e-9
         judged = guard.judge(case.queries, ends, eps, there=there)
         assert (share <= judged.lost * (1 + 1e-9) + 1e-12).all()
         assert (judged.left <= eps).all()
-        out = np.stack([average for _, _, average, _ in real])
+        out = np.stack([average for _, _, _, average, _ in real])
         moved = guard.moved(out, judged.lost)
         spare = np.minimum(guard.spare(out, 0.1 * moved), judged.lost)
-        for head, (scores, gone, average, every) in enumerate(real):
+        for head, (scores, values, gone, average, every) in enumerate(real):
             group = head // case.group
             assert np.isin(judged.back[group], gone).all()
             away = np.sqrt(np.square(average - every).sum(axis=-1))
@@ -106,4 +108,13 @@ def test_what_is_said_of_a_head_is_true_of_it(back: bool) -> None:
             assert (weights[:, left].sum(axis=-1) <= judged.left[head] * (1 + 1e-9) + 1e-12).all()
             # A loss that is spared moves the output by no more than was asked for.
             assert (guard.moved(out, spare)[head] <= 0.1 * moved[head] * (1 + 1e-9) + size).all()
+            # Nor where a dropped key comes back that then outweighs all others.
+            came = np.broadcast_to(values[gone[:1]], out.shape)
+            assert (guard.moved(came, spare)[head] <= 0.1 * moved[head] * (1 + 1e-9) + size).all()
     assert tight > 100, "bounds are so wide that nothing was tried"
+
+
+@pytest.mark.parametrize("kept", [[-1], [3, N], [0.5], [[1]]])
+def test_what_is_kept_must_be_positions(kept: list[Any]) -> None:
+    with pytest.raises(CertkError, match=r"kept h(as|olds)"):
+        others(np.array(kept), N)

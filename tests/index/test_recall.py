@@ -219,6 +219,7 @@ def test_extremes() -> None:
     [
         ({"beside": (1.0, 0.0)}, "beside is no interval"),
         ({"beside": (np.nan, 0.0)}, "beside is no interval"),
+        ({"beside": (np.array([0.0, 2.0]), 1.0)}, "beside is no interval"),
         ({"beside": (np.zeros(3), 0.0)}, "beside has shape"),
         ({"eps": 1.0}, "eps"),
         ({"lengths": 9}, "lengths"),
