@@ -286,6 +286,17 @@ def test_values_that_are_not_finite_are_named(
         cache.check_values(lambda _count: None)
 
 
+def test_a_value_far_behind_is_named_by_its_place(tmp_path: Path) -> None:
+    # It is read 16 MiB at a time, and each of these is checked in parts.
+    array = np.ones((1, 4, 300_000, 4))
+    array[0, 3, 290_000, 1] = math.nan
+    tensors = cache_tensors() | {"layers.1.query": tensor(array, "F32")}
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(safetensors_bytes(tensors, None))
+    with Cache(path) as cache, pytest.raises(CertkError, match=r"at \[0, 3, 290000, 1\]"):
+        cache.check_values(lambda _count: None)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_signalling_nan_is_named_without_a_warning(tmp_path: Path) -> None:
     dtype, shape, data = cache_tensors(dtype="BF16")["layers.0.key"]

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from certk_rs._jobs.inputs import expand
 from cli_fixtures import cache_tensors, safetensors_bytes, write_cache
 
 fsspec = pytest.importorskip("fsspec")
+MemoryFileSystem = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
 
 
 @pytest.fixture
@@ -143,9 +145,24 @@ def test_patterns_are_split_at_their_first_sign(text: str, parts: tuple[str, str
     assert (None if found is None else (str(found[0]), found[1])) == parts
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+class Volume(MemoryFileSystem):
+    """A file system that is no store of objects: files are uploaded beside, then renamed."""
+
+    protocol = "volume"
+    store: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("volume://")))
+
+
+@pytest.fixture(params=["local", "memory", "s3", "volume"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """Return an empty directory of each kind."""
+    if request.param == "volume":
+        fsspec.register_implementation("volume", Volume, clobber=True)
+        Volume.store.clear()
+        return locate("volume://tests")
     if request.param == "s3":
         request.getfixturevalue("server")
         return locate("s3://caches/tests")
