@@ -505,6 +505,14 @@ def test_a_certificate_changed_afterwards(job: Job) -> None:
     refuted(job, "^metadata certk: its SHA-256 is not that of its text", alone=True)
 
 
+def test_a_set_that_lacks_a_short_block_is_not_at_a_cap(tmp_path: Path) -> None:
+    """One block more would be more keys than there are, but no cap excuses the loss."""
+    job = Job(tmp_path, eps=0.9, block_size=20, proof="none", cache={"layers": 1})
+    assert job.check(against=True).holds
+    forge(job.output, say=lambda body: body["eps"].update({"0": [1e-3, 1e-3]}))
+    refuted(job, "tail mass in .* is refuted", alone=False)
+
+
 def test_a_header_of_another_form_or_with_other_metadata(job: Job) -> None:
     """As valid as the canonical one, but there is one only."""
     content = job.output.read_bytes()

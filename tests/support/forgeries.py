@@ -413,6 +413,8 @@ FORGERIES: dict[str, Forgery] = {
         put("1.worst_tail_mass", 2, np.nan)),
     "more left out": alone("head none covered", "rows, coverage allows",
         new("0.left_out", lambda left: sorted({*left.tolist(), 1, 2, 3, 4, 5}))),
+    "half a row more than coverage allows": alone("head none covered",
+        "2 of 10 rows, coverage allows 1", option("coverage", 0.85)),
     "left out and held out": alone("head none covered", "is of a query that is held out",
         put("0.left_out", 0, 0)),
     "left out of no row": alone("head none covered", "left_out: not ascending rows from 0 to 23",

@@ -22,6 +22,8 @@ import model_zoo as zoo
 from certk_rs import transformers as ct
 from certk_rs._files.certificate import read_certificate
 from certk_rs._files.tensor_file import SafetensorsFile
+from cli_fixtures import forge
+from forgeries import put
 from model_caches import last_queries, logits_of, prefilled
 
 N, MORE, EPS = 96, 12, 0.02
@@ -464,3 +466,14 @@ def test_damaged_guards_are_refused(tmp_path: Path) -> None:
             output.write_bytes(damaged)
             with pytest.raises(ck.CertkError, match="is not the one that was certified"):
                 ct.from_cache(output)
+
+
+def test_forged_sets_are_refused(tmp_path: Path) -> None:
+    """Hashes that are right, of positions behind the text, before it, and out of order."""
+    *_, output = written(tmp_path)
+    right = output.read_bytes()
+    for place, position in ((-1, N), (0, -1), (1, 0)):
+        forge(output, put("1.indices", place, position))
+        with pytest.raises(ck.CertkError, match="does not ascend from 0"):
+            ct.from_cache(output)
+        output.write_bytes(right)
