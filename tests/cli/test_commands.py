@@ -49,6 +49,19 @@ def test_prune_then_verify(cache: Path, tmp_path: Path) -> None:
     assert [o["holds"] for o in answered("verify", out, "--against", cache)["outputs"]] == [True]
 
 
+def test_a_mass_that_is_shown_is_rounded_up(cache: Path, tmp_path: Path) -> None:
+    assert certk("prune", cache, "-o", tmp_path / "out", "--eps", "0.1", "--proof", "full") == 0
+
+    def edit(arrays: dict[str, np.ndarray]) -> None:
+        for i in range(2):
+            # As F32 a little more than 0.05.
+            arrays[f"layers.{i}.tail_mass_upper"][:] = 0.05
+            arrays[f"layers.{i}.tail_mass_lower"][:] = 0.0
+
+    forge(tmp_path / "out" / cache.name, edit)
+    assert said("verify", tmp_path / "out").out.endswith("worst tail mass 0.0500001\n")
+
+
 def test_prune_as_json(cache: Path, tmp_path: Path) -> None:
     body = answered("prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
     [output] = body["outputs"]

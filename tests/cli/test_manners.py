@@ -60,6 +60,8 @@ def test_help_is_alike_everywhere(command: str) -> None:
     code, text, errors = said(command, "--help")
     assert (code, errors) == (0, "")
     assert said(command, "-h") == (code, text, errors)
+    # Help is no result, of which --json would promise an object.
+    assert said(command, "--json", "-h") == (code, text, errors)
     assert text.startswith(f"Usage: certk {command} [OPTIONS]")
     for option in ("-h, --help", "-q, --quiet", "--json"):
         assert option in text
