@@ -22,6 +22,7 @@ import model_zoo as zoo
 from certk_rs import transformers as ct
 from certk_rs._files.certificate import read_certificate
 from certk_rs._files.tensor_file import SafetensorsFile
+from certk_rs.transformers.guarded import _Part
 from cli_fixtures import forge
 from forgeries import put
 from model_caches import last_queries, logits_of, prefilled
@@ -199,6 +200,26 @@ def test_what_attention_drops_is_lost_beside_what_was_pruned(on_breach: Any) -> 
         # Neither loss is as large alone, the guard's as a share of what was not dropped before.
         both += int((gone + dropped > 1.05 * np.maximum(gone / (1 - dropped), own)).sum())
     assert recalled > 0 if on_breach == "recall" else both > 100
+
+
+def test_what_a_part_has_dropped_weighs_where_parts_are_put_together() -> None:
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal(shape) for shape in ((1, 9, 16), (1, 80, 16)))
+    # Within a part all values are alike: only the shares of the parts can be wrong.
+    v = np.repeat(rng.standard_normal((1, 2, 3)), 40, axis=1)
+    query, keys, values = (torch.from_numpy(x.astype(np.float32)) for x in (q, k, v))
+    halves = [
+        _Part.of(
+            ck.attention(query, keys[:, part], values[:, part], eps, even_if_slower=True), None
+        )
+        for part, eps in ((slice(40), 0.3), (slice(40, 80), 0.0))
+    ]
+    assert halves[0].tail.max() > 0.2
+    both = halves[0].joined(halves[1])
+    real = ck.attention(query.double(), keys.double(), values.double(), 0.0).out
+    off = np.linalg.norm((both.out.double() - real).numpy(), axis=-1)
+    assert (off <= both.error() * (1 + 1e-9)).all()
+    assert off.max() > 0.01
 
 
 def test_nothing_is_lost_with_a_budget_of_nothing() -> None:
