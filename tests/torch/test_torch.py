@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -228,6 +229,19 @@ def test_functions_answer_as_those_of_numpy(dtype: torch.dtype, layout: str) -> 
         assert one.status.item() == together.status
     assert ct.certify(scores, mask).holds is None
     assert all(not x.requires_grad for x in (found.tail_mass_upper, upper, one.tail_mass_upper))
+
+
+def test_tensors_are_of_their_own_and_may_be_written_to() -> None:
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            # Of a tensor over memory that must not be written to, torch only warns.
+            warnings.simplefilter("error")
+            found = ct.select(normal(3, 40), 0.1)
+    finally:
+        torch.set_warn_always(False)
+    for tensor in found:
+        tensor.zero_()
 
 
 def test_rows_of_unequal_length_and_masks() -> None:
