@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ import model_zoo as zoo
 from certk_rs import transformers as ct
 from certk_rs._files.certificate import read_certificate
 from certk_rs._files.tensor_file import SafetensorsFile
-from certk_rs.transformers.guarded import _Part
+from certk_rs.transformers.guarded import GuardedLayer, Manner, _Part
+from certk_rs.transformers.recorder import _Found, _Sum
+from certk_rs.transformers.settings import Budget
 from cli_fixtures import forge
 from forgeries import put
 from model_caches import last_queries, logits_of, prefilled
@@ -220,6 +223,25 @@ def test_what_a_part_has_dropped_weighs_where_parts_are_put_together() -> None:
     off = np.linalg.norm((both.out.double() - real).numpy(), axis=-1)
     assert (off <= both.error() * (1 + 1e-9)).all()
     assert off.max() > 0.01
+
+
+def test_what_is_left_to_dropped_keys_is_rounded_down() -> None:
+    rng = np.random.default_rng(0)
+    eps = 10.0 ** -rng.uniform(0.1, 12, (2, 5000))
+    here: Any = SimpleNamespace(tail=0.9 * eps * rng.random(eps.shape))
+    layer: Any = SimpleNamespace(losses=SimpleNamespace(manner=Manner(0.5)))
+    both = here.tail + GuardedLayer._most(layer, here, eps)
+    assert (both * (1 + 2.0**-51) <= eps).all()
+    assert (both >= 0.999 * eps).all()
+
+
+def test_a_call_beyond_its_budget_is_not_forgotten() -> None:
+    summed, n = _Sum("Attention"), np.array([4])
+    for lost in (0.1, 0.3, 0.1):
+        result: Any = SimpleNamespace(tail_mass_upper=np.array([lost]), k=np.array([2]))
+        summed.add(_Found(result, n, Budget(0.2)), with_bounds=False)
+    told = summed.certificate(0)
+    assert (told.holds, told.tail_mass_upper, told.calls) == (False, 0.3, 3)
 
 
 def test_nothing_is_lost_with_a_budget_of_nothing() -> None:

@@ -19,6 +19,7 @@ import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import transformers as ct
 from certk_rs._files.tensor_file import SafetensorsFile
+from certk_rs.transformers import session
 from fresh_process import run_forked
 from model_caches import logits_of, run
 
@@ -233,6 +234,23 @@ def test_files_that_are_damaged_are_refused(offload: bool, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signal")
+def test_a_file_that_is_written_to_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, cache = prompt(tmp_path)
+    path = tmp_path / "session"
+    cache.save(path)
+    check = session._check
+
+    def checked(*given: Any) -> None:
+        check(*given)
+        os.utime(path, ns=(1, 1))
+
+    monkeypatch.setattr(session, "_check", checked)
+    with pytest.raises(ck.CertkError, match="written to while it was read"):
+        ct.CertkCache.load(path)
+
+
 def test_a_process_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
     """Killed at many moments of saving, the second time over the first file."""
     path = tmp_path / "session"
