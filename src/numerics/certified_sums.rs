@@ -352,6 +352,12 @@ mod tests {
     }
 
     #[test]
+    fn a_compensated_sum_keeps_small_terms_before_and_behind_large_ones() {
+        let sum: Compensated = [1.0, 1e100, 1.0, -1e100].into_iter().collect();
+        assert_eq!(sum.value(), 2.0);
+    }
+
+    #[test]
     fn exact_sums_decide_what_rounding_cannot() {
         let mut tail = ExactSum::new();
         let mut total = ExactSum::new();

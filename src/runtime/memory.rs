@@ -255,6 +255,15 @@ mod tests {
         assert_eq!(held, [1, 2]);
     }
 
+    #[test]
+    fn a_limit_holds_for_small_requests() {
+        let limited = crate::Context::new().memory_limit(1000);
+        for bytes in [1001, LITTLE - 1, LITTLE] {
+            limited.run(|| refused(check_memory("q", bytes, 1)));
+        }
+        assert!(limited.run(|| check_memory("q", 10, 100)).is_ok());
+    }
+
     #[cfg(target_os = "linux")]
     #[test]
     fn the_machine_has_memory() {

@@ -425,15 +425,29 @@ fn build(process: (u32, usize)) -> Option<Pool> {
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::{CancelToken, Context};
 
     #[test]
     fn one_thread_is_the_callers() {
         let caller = std::thread::current().id();
         let ids = map(1, 0..5, 1, |_| std::thread::current().id()).unwrap();
         assert!(ids.iter().all(|id| *id == caller));
+    }
+
+    #[test]
+    fn work_that_must_be_whole_heeds_neither_flag_nor_deadline() {
+        let token = CancelToken::new();
+        token.cancel();
+        for ended in [Context::new().cancel(&token), Context::new().deadline(Instant::now())] {
+            for threads in [1, 3] {
+                let all = || map_all(threads, 0..9, 1, |item| item);
+                assert_eq!(ended.run(all), (0..9).collect::<Vec<_>>());
+                assert!(ended.run(|| map(threads, 0..9, 1, |item| item)).is_err());
+            }
+        }
     }
 
     #[test]

@@ -182,6 +182,15 @@ def test_a_gap_that_suffices_proves_the_budget(eps: float) -> None:
         assert (tau[between & ~enough] > eps * (1 - 1e-12)).all()
 
 
+def test_gaps_where_a_run_of_equal_scores_ends_at_k() -> None:
+    """Long rows are partitioned, not sorted: the next score must be the best of the rest."""
+    runs, size = 100, 410
+    levels = np.repeat(np.arange(runs, dtype=np.float64), size)
+    scores = np.random.default_rng(6).permutation(levels)
+    for k in range(size, runs * size, size):
+        assert bounds.score_gap(scores, k) == 1.0
+
+
 # ------------------------------------------------------------------------- bounds against truth
 
 

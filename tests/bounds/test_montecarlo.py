@@ -46,6 +46,14 @@ def missed(ends: Any, mean: Fraction) -> tuple[int, int]:
     return wrong_low, sum(int(n) for v, n in zip(high, highs, strict=True) if Fraction(v) < mean)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mean_next_to_one_is_not_rounded_up(method: str) -> None:
+    """Of a population that was drawn whole the mean is known, but no float64 holds it."""
+    values = [1 - 2.0**-53, 1 - 2.0**-53, 1 - 2.0**-52]
+    mean = sum(map(Fraction, values)) / 3
+    assert missed(bounds([values], 3, 0.5, method), mean) == (0, 0)
+
+
 def check_coverage(samples: np.ndarray, population: int | None, mean: Fraction) -> int:
     """Every method and delta; returns how many ends missed in all."""
     misses = 0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import certk_rs as ck
 from cases import Case
+from certk_rs import _native
 from certk_rs._arrays import coerce
 from checks import certificate_faults
 
@@ -32,6 +33,15 @@ def same(a: Any, b: Any) -> None:
     assert a.shape == b.shape
     for field in FIELDS if isinstance(a, ck.Selection) else ("k", *FIELDS[3:6], "holds"):
         np.testing.assert_array_equal(getattr(a, field), getattr(b, field), err_msg=field)
+
+
+def test_rows_between_items_are_refused_by_the_extension() -> None:
+    """Python copies such rows before; Rust would read them at the wrong places."""
+    table = np.ones(3, dtype=[("row", np.float32, (4,)), ("other", np.int16)])
+    given = (table["row"], "float32"), "logits", 1.0, None, None, None, None
+    with pytest.raises(ck.CertkError, match="has strides"):
+        _native.visible_rows(given, 12, None)
+    assert ck.select(table["row"], 0.0).k.tolist() == [4, 4, 4]
 
 
 def lent(scores: Any) -> NDArray[Any]:

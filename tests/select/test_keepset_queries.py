@@ -106,11 +106,22 @@ def test_blocks_against_all_sets_of_blocks(seed: int) -> None:
     chosen = np.unique(ks.indices // size)
     whole = [i for i in range(seen) if i // size in chosen]
     assert ks.indices.tolist() == whole
+    assert np.isin(np.flatnonzero(must), chosen).all()
     best = smallest(blocks, np.full(6, 0.1), must, never)
     least = -(-ks.lower_bound // size)
     assert least <= best <= len(chosen)
     assert len(chosen) <= best + 1
     assert ks.lower_bound == max(0, least * size - (-seen) % size)
+
+
+@pytest.mark.parametrize(("n", "size", "last"), [(9, 4, 2), (10, 3, 2), (10, 4, 3), (12, 4, 5)])
+def test_the_last_positions_may_lie_in_several_blocks(n: int, size: int, last: int) -> None:
+    """The last block is short, and the budget needs none but the first."""
+    queries, keys = np.ones((1, 1, 4), dtype=np.float32), np.zeros((1, n, 4), dtype=np.float32)
+    keys[0, 0] = 50
+    ks = ck.keep_set_of_queries(queries, keys, 0.01, block_size=size, keep_last=last)
+    forced = range((n - last) // size * size, n)
+    assert ks.indices.tolist() == sorted({*range(size), *forced})
 
 
 def window(rng: np.random.Generator, heads: int, m: int, n: int, d: int) -> tuple[Any, Any]:

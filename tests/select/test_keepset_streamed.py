@@ -225,6 +225,16 @@ def test_a_scale_so_small_that_radii_underflow() -> None:
     assert ks.tail_mass_upper[0, 0] > 0.5
 
 
+@pytest.mark.parametrize("slack", [1e-4, 0.2])
+def test_what_a_caller_may_round_is_in_the_interval(slack: float) -> None:
+    """Each score may be off by the slack, in products of float32 too."""
+    queries, keys = np.ones((1, 1, 1), dtype=F32), np.float32([[[0.0], [-3.0]]])
+    ks = native_keep_set([(queries, keys, 1.0)], 0.2, given=np.array([True, False]), slack=slack)
+    low, high = (np.exp(-3 + way * 2 * slack) for way in (-1, 1))
+    assert ks.tail_mass_lower <= low / (1 + low)
+    assert ks.tail_mass_upper >= high / (1 + high)
+
+
 def test_keys_behind_the_last_that_a_counted_row_sees_are_not_kept() -> None:
     """Blocks end there, also for rows that see more."""
     rng = np.random.default_rng(0)

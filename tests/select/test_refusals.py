@@ -343,6 +343,15 @@ def test_bad_scores_name_the_place(name: str, dtype: Any) -> None:
     refuse(name, "scores[1]", scores=[[0.25] * 3, [1e308] * 3], kind="probs")
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+def test_a_nan_of_either_sign_is_no_mask(dtype: Any) -> None:
+    for value in (NAN, -NAN):
+        mask = at((1, 2), -INF, 0.0, dtype)
+        mask[0, 1] = value
+        assert np.signbit(mask[0, 1]) == np.signbit(value)
+        refuse("select", "mask[0, 1] is NaN", scores=np.zeros((2, 3)), mask=mask)
+
+
 @pytest.mark.parametrize("name", ROW_FUNCTIONS)
 @pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 100, 255, 257, 1025, 4097, 70001])
 def test_a_bad_score_is_found_wherever_it_is(name: str, n: int) -> None:

@@ -86,6 +86,17 @@ def test_hidden_positions_may_hold_anything() -> None:
         assert ck.select(scores, 0.0, **more).row(0).tolist() == kept
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_positions_under_a_mask_of_a_long_row(dtype: Any) -> None:
+    """Positions of the allowed keys are listed in several calls of 4096 each."""
+    rng = np.random.default_rng(3)
+    scores, mask = (rng.standard_normal(20_000) * 2).astype(dtype), rng.random(20_000) < 0.8
+    hidden = np.where(mask, scores, -np.inf).astype(dtype)
+    found, plain = ck.select(scores, 0.05, mask=mask), ck.select(hidden, 0.05)
+    assert found.k > 4096
+    assert found.indices.tolist() == plain.indices.tolist()
+
+
 def test_max_keep_in_whole_blocks_keeps_the_best_ones() -> None:
     """Of 15 blocks of 8, 5 fit into 44 keys: the 5 of largest mass."""
     rows = (np.random.default_rng(11).standard_normal((40, 120)) * 2.5).astype(np.float32)

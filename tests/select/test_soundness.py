@@ -266,6 +266,26 @@ def test_additive_masks_too_large_are_refused_or_right(
     assert "mask" in refusal
 
 
+def test_what_a_large_biased_score_rounds_away_is_in_the_interval() -> None:
+    """Near 6e7 a float64 has a last place of 2^-27: a bias of half of it is lost."""
+    for bias in (2.0**-28, -(2.0**-28)):
+        row = {"dtypes": (F64,), "mask": [0.0, bias, 0.0]}
+        for case in known("lost bias", [6e7, 6e7 - 3, 6e7 - 4], 0.1, **row):
+            assert sweep_faults(case) == []
+
+
+def test_many_equal_keys_that_are_forced() -> None:
+    """Sums of 2^18 equal weights round the same way each time: lanes must go to f64 soon."""
+    scores = np.full((1 << 18) + (1 << 16), -1.5, dtype=np.float32)
+    scores[: 1 << 18], scores[1 << 18] = -0.1, 0.0
+    found = ck.select(scores, 0.5, keep_first=1 << 18)
+    weights = np.exp(scores.astype(np.longdouble))
+    dropped = np.ones(len(scores), dtype=bool)
+    dropped[found.indices] = False
+    tail = weights[dropped].sum() / weights.sum()
+    assert found.tail_mass_lower <= tail <= found.tail_mass_upper
+
+
 # ------------------------------------------------------------------------------------------ sweeps
 
 
