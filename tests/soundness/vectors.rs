@@ -85,6 +85,11 @@ fn check(vector: &Value) {
     let best: Vec<u32> =
         positions(&expect["indices"]).iter().map(|&i| u32::try_from(i).unwrap()).collect();
 
+    // With the kernels and without.
+    let certified = |keep: &Keep<'_>, independent: bool| {
+        let options = CertifyOptions::new().eps(&eps).independent(independent).threads(1);
+        certify(&scores, keep, &options).unwrap()
+    };
     for options in [options.clone(), options.prove_minimal(true)] {
         let found = select(&scores, &eps, &options).unwrap();
         let status = match expect["status"].as_str().unwrap() {
@@ -105,16 +110,11 @@ fn check(vector: &Value) {
                 "{name}: [{lower:e}, {upper:e}]"
             );
         }
-        // What select certifies, certify certifies, with the kernels and without.
+        // What select certifies, certify certifies.
         let indices: Vec<i64> = found.indices.iter().map(|&i| i64::from(i)).collect();
         let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
         for independent in [false, true] {
-            let judged = certify(
-                &scores,
-                &keep,
-                &CertifyOptions::new().eps(&eps).independent(independent).threads(1),
-            )
-            .unwrap();
+            let judged = certified(&keep, independent);
             let holds = judged.holds.unwrap()[0];
             assert_eq!(holds, status != Status::OverBudget, "{name}, independent {independent}");
         }
@@ -124,12 +124,7 @@ fn check(vector: &Value) {
     let indptr = [0, given.len() as i64];
     let keep = Keep::Indices { indptr: &indptr, indices: &given };
     for independent in [false, true] {
-        let judged = certify(
-            &scores,
-            &keep,
-            &CertifyOptions::new().eps(&eps).independent(independent).threads(1),
-        )
-        .unwrap();
+        let judged = certified(&keep, independent);
         let (lower, upper) = (judged.tail_mass_lower[0], judged.tail_mass_upper[0]);
         let mass = &expect["given"]["tail_mass"];
         assert!(holds_mass(mass, lower, upper), "{name}, given: [{lower:e}, {upper:e}]");
