@@ -202,13 +202,17 @@ class WorstRows:
                 return
             upper = record.worst[:, None]
             kinds = np.full(upper.shape, PROMISED, np.uint8)
+        flat = upper.reshape(-1)
         for kind, name in enumerate(KINDS):
-            (rows,) = np.nonzero(kinds.reshape(-1) == kind)
-            order = np.argsort(-upper.reshape(-1)[rows], kind="stable")[:MOST]
+            have = self.rows[name]
+            # Rows that are no worse than those of earlier layers need not be sorted.
+            floor = have[-1]["tail_mass_upper"] if len(have) == MOST else -1.0
+            (rows,) = np.nonzero((kinds.reshape(-1) == kind) & (flat > floor))
+            order = np.argsort(-flat[rows], kind="stable")[:MOST]
             for row in rows[order].tolist():
                 head, query = divmod(row, upper.shape[1])
                 lower = None if record.lower is None else float(record.lower[head, query])
-                self.rows[name].append(
+                have.append(
                     {
                         "output": output,
                         "layer": record.layer.index,
@@ -219,8 +223,8 @@ class WorstRows:
                         "eps": float(record.eps[head // record.heads_of_set]),
                     }
                 )
-            self.rows[name].sort(key=lambda row: -row["tail_mass_upper"])
-            del self.rows[name][MOST:]
+            have.sort(key=lambda row: -row["tail_mass_upper"])
+            del have[MOST:]
 
 
 class Spread:
