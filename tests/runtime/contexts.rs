@@ -23,8 +23,10 @@ const NEAR: Duration = Duration::from_micros(500);
 
 /// Returns the most work after a call is told to stop, the number of stops measured, and the time of a whole call.
 ///
-/// Work is counted in the time of all processors, since time on a clock would also tell of other processes.
-fn overtime(work: Work<'_>) -> (Duration, usize, Duration) {
+/// Work is counted in the time of all processors, since time on a clock would also tell of other processes. They still
+/// slow a processor down, by its caches and its memory: a stop that is later than it may be is tried again at the same
+/// moment, and the soonest of three counts. A stretch of a call that does not look at the flag is late each time.
+fn overtime(work: Work<'_>, allowed: Duration) -> (Duration, usize, Duration) {
     let moments = if emulated() { 2 } else { 6 };
     let begun = Instant::now();
     work().unwrap();
@@ -33,34 +35,46 @@ fn overtime(work: Work<'_>) -> (Duration, usize, Duration) {
     let mut moment = 0;
     // A call that is short may be over before a thread is awake.
     while moment < moments || stopped == 0 && moment < 20 * moments {
-        let token = CancelToken::new();
-        let context = Context::new().cancel(&token);
-        let (found, readings) = std::thread::scope(|scope| {
-            let stops = scope.spawn(|| {
-                std::thread::sleep(whole * (moment % moments) / moments);
-                let before = ProcessTime::now();
-                token.cancel();
-                (before, ProcessTime::now())
-            });
-            let found = context.run(work);
-            let after = ProcessTime::now();
-            (found.map_err(|error| (error, after)), stops.join().unwrap())
-        });
-        match found {
-            Ok(()) => {}
-            Err((Error::Interrupted, after)) => {
-                // Where others took the processor from the thread that raises the flag, nothing is known.
-                let (before, raised) = readings;
-                if raised.duration_since(before) < NEAR {
-                    worst = worst.max(after.duration_since(before));
-                    stopped += 1;
-                }
+        let mut soonest = None;
+        for _ in 0..3 {
+            soonest =
+                stop(work, whole * (moment % moments) / moments).into_iter().chain(soonest).min();
+            if soonest.is_none_or(|after| after <= allowed) {
+                break;
             }
-            Err((other, _)) => panic!("{other}"),
+        }
+        if let Some(after) = soonest {
+            worst = worst.max(after);
+            stopped += 1;
         }
         moment += 1;
     }
     (worst, stopped, whole)
+}
+
+/// Stops a call after some time, and returns its work afterwards; `None` if it was over or nothing is known.
+fn stop(work: Work<'_>, moment: Duration) -> Option<Duration> {
+    let token = CancelToken::new();
+    let context = Context::new().cancel(&token);
+    let (found, after, (before, raised)) = std::thread::scope(|scope| {
+        let stops = scope.spawn(|| {
+            std::thread::sleep(moment);
+            let before = ProcessTime::now();
+            token.cancel();
+            (before, ProcessTime::now())
+        });
+        let found = context.run(work);
+        let after = ProcessTime::now();
+        (found, after, stops.join().unwrap())
+    });
+    match found {
+        Ok(()) => None,
+        // Where others took the processor from the thread that raises the flag, nothing is known.
+        Err(Error::Interrupted) => {
+            (raised.duration_since(before) < NEAR).then(|| after.duration_since(before))
+        }
+        Err(other) => panic!("{other}"),
+    }
 }
 
 /// Every function that may take long, on inputs that make it so.
@@ -154,9 +168,10 @@ fn long_calls_end_soon_after_they_are_told_to() {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
     let mut late = Vec::new();
     long_calls(&mut |name, work| {
-        let (worst, stopped, whole) = overtime(work);
+        let allowed = Duration::from_millis(10) * threads;
+        let (worst, stopped, whole) = overtime(work, allowed);
         println!("{name}: {worst:?} of work afterwards at most, {stopped} times");
-        if worst > Duration::from_millis(10) * threads && !emulated() {
+        if worst > allowed && !emulated() {
             late.push(format!("{name}: {worst:?}"));
         }
         // What is over sooner than it must end may end by itself, before a thread on a busy machine is awake.
