@@ -18,6 +18,7 @@ use std::borrow::Cow;
 use super::shared::Shared;
 use crate::kernels::Simd;
 use crate::runtime::reused::Reused;
+use half::bf16;
 
 /// Relative error of sums and products of few terms in f64, generously.
 pub(super) const GRAM_ROUNDING: f64 = 1e-12;
@@ -217,6 +218,14 @@ pub(super) fn norm(vector: &[f64]) -> f64 {
 /// f32, and terms may have been flushed.
 pub(super) fn up(square: f64, rows: f64, entries: f64) -> f64 {
     square * (1.0 + (entries + 4.0) * 2.0 * U) + rows * entries * FLUSH
+}
+
+/// An upper bound of a norm, given what was computed.
+pub(super) fn radius(norm: f64, width: usize) -> bf16 {
+    // Sums of at most `width` squares in f32, and terms that were flushed.
+    let bound = norm * (1.0 + width as f64 * 6e-8 + 1e-6) + (width as f64).sqrt() * 1.1e-19;
+    let bits = (bound as f32).next_up().to_bits();
+    bf16::from_bits(((bits + 0xffff) >> 16) as u16)
 }
 
 impl Sums {
@@ -485,5 +494,19 @@ mod tests {
         let code_error = gram.code_error(simd(), &[1.0, 0.0, 0.0], 0.0, (1.0, 0.0), 1);
         assert!(code_error.total >= (1.0 + 4.0 + 0.0625 + 9.0f64).sqrt() + 0.75f64.sqrt());
         assert!(code_error.each >= 10.0 && code_error.rho >= 4.0 * 20.0 * U);
+    }
+
+    #[test]
+    fn radii_are_not_below_what_is_lost() {
+        for norm in [0.0, 1e-30, 1e-19, 1e-3, 1.0, 1.003_906_25, 77.7, 1e30] {
+            for width in [16, 128] {
+                let radius = radius(norm, width).to_f32();
+                // Sums of `width` squares in f32 are off by as many roundings; squares below 2^-126 were flushed.
+                let most = norm * (1.0 + width as f64 / 2.0 * 2f64.powi(-24))
+                    + (width as f64 * 2f64.powi(-126)).sqrt();
+                assert!(f64::from(radius) >= most, "{norm} {width}");
+                assert!(f64::from(radius) <= most * 1.02 + 1e-17, "{norm} {width}");
+            }
+        }
     }
 }
