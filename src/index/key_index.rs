@@ -151,6 +151,13 @@ impl<'a> KeyIndex<'a> {
     /// # Errors
     /// As [`KeyIndex::build`]; [`Error::Shape`] if the axes differ from those of the index.
     pub fn append(&mut self, keys: &Vectors<'_>) -> Result<(), Error> {
+        // What can fail must fail before the first of several heads has grown.
+        self.admit(keys, self.heads.len() > 1)?;
+        self.grow(keys, None)
+    }
+
+    /// Judges keys that are to be appended, their entries too if that is asked for.
+    pub(super) fn admit(&self, keys: &Vectors<'_>, entries: bool) -> Result<(), Error> {
         if keys.batch() != self.batch || keys.dim() != self.dim {
             let mut shape: Vec<String> = self.batch.iter().map(ToString::to_string).collect();
             shape.extend(["m".into(), self.dim.to_string()]);
@@ -164,19 +171,18 @@ impl<'a> KeyIndex<'a> {
                 keys.misfit(format!("they are {stored}, the index holds {have}: convert them"))
             );
         }
-        // What can fail must fail before the first of several heads has grown.
-        if self.heads.len() > 1 {
+        if entries {
             let _modes = threads::default_floats();
             let simd = Simd::current()?;
             for head in 0..self.heads.len() {
                 for_coded_dtype!(keys, E => finite(simd, keys, matrix::<E>(keys, head), head))?;
             }
         }
-        self.grow(keys, None)
+        Ok(())
     }
 
     /// Appends keys that fit.
-    fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+    pub(super) fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
         let (n, count) = (self.len(), keys.len());
         if n.saturating_add(count) >= u32::MAX as usize {
             return Err(keys.misfit("an index holds fewer than 2^32 keys".into()));

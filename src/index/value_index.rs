@@ -60,6 +60,46 @@ impl<'a> ValueIndex<'a> {
         self.0.append(values)
     }
 
+    /// Appends the keys and the values of tokens: to both indexes, or on an error to neither.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, ValueIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// let (mut index, mut values) = (KeyIndex::build(&keys, &IndexOptions::new())?, ValueIndex::build(&keys)?);
+    /// let next = Vectors::new("next", &data[..8], &[2, 4])?;
+    /// values.append_beside(&next, &mut index, &next)?;
+    /// assert_eq!((index.len(), values.len()), (52, 52));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`KeyIndex::append`]; [`Error::Shape`] if there are more of one than of the other.
+    pub fn append_beside(
+        &mut self,
+        values: &Vectors<'_>,
+        index: &mut KeyIndex<'_>,
+        keys: &Vectors<'_>,
+    ) -> Result<(), Error> {
+        if values.len() != keys.len() || self.len() != index.len() {
+            let (more, all) = (keys.len(), index.len());
+            return Err(values.misfit(format!(
+                "there are {more} keys beside them, and {all} indexed keys beside {} values: pass as many",
+                self.len()
+            )));
+        }
+        index.admit(keys, true)?;
+        self.0.admit(values, true)?;
+        // What was judged is refused for want of memory only, or stopped.
+        let before = index.snapshot();
+        index.append(keys)?;
+        if let Err(error) = self.0.append(values) {
+            *index = before;
+            return Err(error);
+        }
+        Ok(())
+    }
+
     /// Keeps the first `len` values of every head; `values` are all those that are indexed now. Bounds are as sound as before and at first a
     /// little looser, as [`KeyIndex::truncate`] has it. On an error the index is as it was.
     ///
