@@ -348,7 +348,9 @@ mod tests {
             for at in 200..n {
                 let one = Vectors::new("values", &data[at * dim..][..dim], &[1, dim]).unwrap();
                 index.append(&one).unwrap();
-                shares(index.head(0), &data[..(at + 1) * dim], dim);
+                if at % 9 == 0 {
+                    shares(index.head(0), &data[..(at + 1) * dim], dim);
+                }
             }
             let [grown, _, _, _] = shares(index.head(0), &data, dim);
             assert!(grown > 0.3, "{grown}");
@@ -379,15 +381,23 @@ mod tests {
             sums[17] = square;
             Gram::of_parts(16, Cow::Owned(sums), bounds).unwrap()
         };
-        let (b, r, left_b, left_r, largest, norm) = (5.0, 3.0, 0.25, 0.0625, 2.0, 7.0);
-        let residuals = gram(r * r, [left_r * left_r, largest, norm, 1.0]);
-        let spread = Spread::new(gram(b * b, [left_b * left_b, 0.0, 0.0, 1.0]), &residuals);
-        let ValueBounds { spread, loss, farthest, lost } = spread.bounds(&residuals);
-        let most = r + left_r + U * (b + left_b + r + left_r);
-        let truths = [b + left_b + most, most, norm * (1.0 + U), largest + U * norm];
-        for (bound, truth) in [spread, loss, farthest, lost].into_iter().zip(truths) {
-            assert!(bound >= truth && bound <= truth * (1.0 + 1e-10), "{bound} {truth}");
-        }
+        let (left_b, left_r, largest, norm) = (0.25, 0.0625, 2.0, 7.0);
+        let mut residuals = gram(9.0, [left_r * left_r, largest, norm, 1.0]);
+        let decoded = gram(25.0, [left_b * left_b, 0.0, 0.0, 1.0]);
+        let mut spread = Spread::new(decoded, &residuals);
+        let bounded = |spread: &Spread<'_>, residuals: &Gram<'_>, (b, r): (f64, f64)| {
+            let ValueBounds { spread, loss, farthest, lost } = spread.bounds(residuals);
+            let most = r + left_r + U * (b + left_b + r + left_r);
+            let truths = [b + left_b + most, most, norm * (1.0 + U), largest + U * norm];
+            for (bound, truth) in [spread, loss, farthest, lost].into_iter().zip(truths) {
+                assert!(bound >= truth && bound <= truth * (1.0 + 1e-10), "{bound} {truth}");
+            }
+        };
+        bounded(&spread, &residuals, (5.0, 3.0));
+        // What came since the eigenvalues were bounded, and is too little to bound them anew.
+        residuals.join(&gram(1.0, [0.0; 4]));
+        spread.join(&gram(2.0, [0.0; 4]), &residuals);
+        bounded(&spread, &residuals, (f64::sqrt(27.0), f64::sqrt(10.0)));
     }
 
     #[test]
