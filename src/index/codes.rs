@@ -37,7 +37,7 @@ pub(crate) struct Codes<'a> {
     frame: OwnFrame<'a>,
     chunks: Chunks<'a>,
     gram: Gram<'a>,
-    /// What is known of values beside that.
+    /// More sums, of values.
     spread: Option<Spread<'a>>,
     /// The largest loss that still gets a code.
     spared: f64,

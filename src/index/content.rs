@@ -5,7 +5,7 @@
 
 use crate::kernels::{BIAS, LANES, LINE, STEP};
 
-/// What an index holds.
+/// Kind of vectors that an index holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Content {
     #[default]

@@ -10,7 +10,7 @@
 //! Gram matrices of `B` and of `R` are sums that leave out rows of squares `lost` in total (`gram`), which adds its root to both norms.
 //!
 //! The largest eigenvalue of a matrix `G` is at most the root of the Frobenius norm of `G G`. That has f64 roundings of at most `d 2^-53`
-//! of the square of the Frobenius norm of `G`, which is `sqrt(d)` times the Frobenius norm of `G G` at most. Appended values add at most
+//! of the square of the Frobenius norm of `G`, which is at most `d` times the Frobenius norm of `G G`. Appended values add at most
 //! their trace to the eigenvalue. The sums are rounded as in `gram`.
 
 use super::gram::{GRAM_ROUNDING, Gram, U};
@@ -143,9 +143,9 @@ impl Top {
     /// Returns bounds on the norms of the matrix of all rows: that of its Gram matrix, and of Frobenius.
     fn norms(&self, gram: &Gram<'_>) -> (f64, f64) {
         let (sums, additions) = gram.sums();
-        let (lost, ..) = gram.bounds();
-        let trace = gram.trace();
-        let rounded = GRAM_ROUNDING + (additions + 2 * sums.len().isqrt()) as f64 * f64::EPSILON;
+        let (trace, (lost, ..)) = (gram.trace(), gram.bounds());
+        let width = sums.len().isqrt();
+        let rounded = GRAM_ROUNDING + (additions + 2 * width) as f64 * f64::EPSILON;
         // Of the sums then and now, and of both traces.
         let rounded = 4.0 * rounded * trace;
         let top = self.bound + (trace - self.trace) + rounded;
@@ -172,7 +172,7 @@ fn largest_eigenvalue(sums: &[f64]) -> f64 {
         // The entries right of the diagonal are below it as well.
         fourths += 2.0 * row.iter().map(|sum| sum * sum).sum::<f64>() - row[0] * row[0];
     }
-    fourths.sqrt().sqrt() * (UP + (width as f64).powf(1.5) * f64::EPSILON)
+    fourths.sqrt().sqrt() * (UP + (width * width) as f64 * f64::EPSILON)
 }
 
 #[cfg(test)]
@@ -204,7 +204,7 @@ mod tests {
         codes.append(simd(), Keys::new(data, dim, dim), (n, room), 1).unwrap();
     }
 
-    /// What a value's code stands for, read from where its bytes are to lie.
+    /// Returns what a value's code stands for, read from where its bytes are to lie.
     fn decoded(codes: &Codes<'_>, value: usize) -> Vec<f64> {
         let (dim, width) = codes.widths();
         let (lines, scales) = codes.group(value / 16);
@@ -236,7 +236,7 @@ mod tests {
         found
     }
 
-    /// What is true of values as shares of the bounds: spread, loss, farthest, lost.
+    /// Returns truths about values as shares of their bounds: spread, loss, farthest, lost.
     fn shares<E: Coded>(codes: &Codes<'_>, data: &[E], dim: usize) -> [f64; 4] {
         let uncoded: Vec<u32> = codes.uncoded().collect();
         let (mut moved, mut lost) = (Vec::new(), Vec::new());
