@@ -111,9 +111,8 @@ impl About {
                         continue;
                     }
                     let count = match kind {
-                        Kind::Fingerprint => 2,
+                        Kind::Fingerprint | Kind::SpreadNumbers => 2,
                         Kind::Gram | Kind::Spread => width * width,
-                        Kind::SpreadNumbers => 2,
                         Kind::Numbers => 7,
                         Kind::Bare => self.bare[head],
                         Kind::Mean => width,
