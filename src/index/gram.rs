@@ -133,11 +133,17 @@ impl Gram<'_> {
     /// largest computed sums of squares of a residual and of a key.
     pub(crate) fn note(&mut self, rows: usize, lost: f64, largest: f32, norm: f32) {
         let entries = self.width as f64;
-        let up = |square: f64, rows: f64| up(square, rows, entries);
-        self.lost = (self.lost + up(lost, rows as f64) * (1.0 + GRAM_ROUNDING)).next_up();
+        let up = |square: f32| up(f64::from(square), 1.0, entries).sqrt() * (1.0 + GRAM_ROUNDING);
+        self.note_sums(rows, lost);
+        self.largest = self.largest.max(up(largest));
+        self.norm = self.norm.max(up(norm));
+    }
+
+    /// Takes note of them where the largest do not matter.
+    pub(super) fn note_sums(&mut self, rows: usize, lost: f64) {
+        let lost = up(lost, rows as f64, self.width as f64);
+        self.lost = (self.lost + lost * (1.0 + GRAM_ROUNDING)).next_up();
         self.additions += 1;
-        self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + GRAM_ROUNDING));
-        self.norm = self.norm.max(up(f64::from(norm), 1.0).sqrt() * (1.0 + GRAM_ROUNDING));
     }
 
     /// The sums, and what goes with them: what they leave out, the largest residual, the largest key, how many additions.

@@ -118,7 +118,7 @@ pub(super) fn add_decoded(
     }
     // Multiples of the largest scale lose nothing.
     let left = simd.outer(rows, width, largest, packed, gram.sums_mut());
-    gram.note(encoded.len(), left, 0.0, 0.0);
+    gram.note_sums(encoded.len(), left);
 }
 
 /// The largest eigenvalue of sums as they were once.
