@@ -75,6 +75,7 @@ pub use error::{Error, ErrorClass, Place};
 pub use half;
 pub use index::{
     IndexOptions, KeyIndex, Recall, RecallOptions, Rule, Rung, SearchOptions, SearchResult,
+    ValueIndex,
 };
 pub use keepset::{Block, KeepSet, QueryOptions, keep_set, keep_set_of_queries};
 /// Crate of the array views that rows are read from.

@@ -59,6 +59,7 @@ ELSEWHERE = {
     "hot_keys": "certk prune --hot",
     "keepset": "certk_rs.keep_set",
     "key_index": "certk_rs.KeyIndex",
+    "kv_index": "certk_rs.KvIndex",
     "output": "certk_rs.bounds.output_error",
     "results": "certk_rs",
     "selection": "certk_rs.select",

@@ -76,6 +76,7 @@ pub fn run(input: &[u8]) {
                 uncoded: Cow::Borrowed(&one.uncoded),
                 mean: Cow::Borrowed(&one.mean),
                 gram: Cow::Borrowed(&one.gram),
+                spread: Cow::Borrowed(&one.spread),
                 ..*one
             })
             .collect()

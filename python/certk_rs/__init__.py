@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .errors import CertkError
     from .keepset import keep_set, keep_set_of_queries
     from .key_index import KeyIndex
+    from .kv_index import KvIndex
     from .results import (
         AttentionResult,
         Certificate,
@@ -38,6 +39,7 @@ __all__ = [
     "CertkError",
     "KeepSet",
     "KeyIndex",
+    "KvIndex",
     "RecallResult",
     "Rung",
     "SearchResult",
@@ -71,6 +73,7 @@ _NAMES = {
     "errors": ("CertkError",),
     "keepset": ("keep_set", "keep_set_of_queries"),
     "key_index": ("KeyIndex",),
+    "kv_index": ("KvIndex",),
     "results": (
         *("AttentionResult", "Certificate", "KeepSet", "RecallResult", "Rung", "SearchResult"),
         *("Selection", "Status"),

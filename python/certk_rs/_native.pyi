@@ -31,6 +31,7 @@ __all__ = [
     "Searched",
     "Selected",
     "ValueBall",
+    "ValueIndex",
     "__version__",
     "attention",
     "best_cuts",
@@ -196,6 +197,30 @@ class KeyIndex:
 
     @staticmethod
     def of_parts(shape: tuple[int, ...], dtype: str, heads: list[_Head]) -> KeyIndex: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+@final
+class ValueIndex:
+    """Codes of values (..., n, d)."""
+
+    @staticmethod
+    def build(values: _Stored, threads: object) -> ValueIndex: ...
+    def append_beside(
+        self, values: _Stored, index: KeyIndex, keys: _Stored, threads: object
+    ) -> None:
+        """Append to both indexes, or on an error to neither."""
+
+    def check(self, values: _Stored, threads: object) -> None: ...
+    def write_to(self, file: BinaryIO) -> None: ...
+    @staticmethod
+    def read_from(file: BinaryIO) -> ValueIndex:
+        """Read an index, and nothing behind it."""
+
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,9 @@ from ._arrays.rows import budgets
 from ._files.atomic import NewFile, names_the_file
 from .errors import CertkError
 from .results import RecallResult, SearchResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Rule = Literal["mass", "gap", "top_k"]
 # Of each head, in the order of `_native.KeyIndex.parts`: its name, dtypes in a file and here.
@@ -132,12 +135,16 @@ class KeyIndex:
         Raises:
             CertkError: Bad input; names the place.
         """
-        stored = array, _ = _as_native_keys(keys)
+        stored = _as_native_keys(keys)
+        self._grow(stored[0], lambda: self._index.append(stored, threads))
+
+    def _grow(self, array: NDArray[Any], append: Callable[[], None]) -> None:
+        """Run `append`, and keep the keys that it appends if keys are kept."""
         with self._appending:
             n = len(self)
             kept = self._kept
             if kept is None or array.ndim < 2:
-                self._index.append(stored, threads)
+                append()
                 return
             # Room first: what fails must fail before the codes grow.
             need = n + array.shape[-2]
@@ -147,7 +154,7 @@ class KeyIndex:
                     (*kept.shape[:-2], max(2 * n, need, 16), kept.shape[-1]), kept.dtype
                 )
                 buffer[..., :n, :] = kept
-            self._index.append(stored, threads)
+            append()
             buffer[..., n:need, :] = array
             self._buffer, self._kept = buffer, buffer[..., :need, :]
 
@@ -320,11 +327,18 @@ class KeyIndex:
         """
         with NewFile(Path(path), replace=True) as file:
             with file.stream() as stream:
-                self._index.write_to(stream)
+                self._write(stream)
             file.commit()
 
+    def _write(self, stream: BinaryIO) -> None:
+        self._index.write_to(stream)
+
     @classmethod
-    def load(cls, path: str | os.PathLike[str], keys: ArrayLike | None = None) -> KeyIndex:
+    def _read(cls, stream: BinaryIO) -> Self:
+        return cls(_native.KeyIndex.read_from(stream), None)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], keys: ArrayLike | None = None) -> Self:
         """Read what `save` wrote.
 
         Args:
@@ -340,7 +354,7 @@ class KeyIndex:
             raise CertkError(f"{path} is not a regular file: give one that save wrote")
         with names_the_file(path), path.open("rb") as file:
             try:
-                index = cls(_native.KeyIndex.read_from(file), None)
+                index = cls._read(file)
             except CertkError as error:
                 raise CertkError(f"{path}: {error}") from None
             if file.read(1):

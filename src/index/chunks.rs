@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
+use super::content::Content;
 use crate::error::Error;
 use crate::kernels::{BIAS, LANES, PANEL, ask_for_huge_pages};
 use crate::runtime::memory::{list, room};
@@ -24,7 +25,7 @@ const FULL: usize = 1 << 22;
 /// Data of some keys, in whole groups.
 #[derive(Debug, Clone, Default)]
 struct Chunk {
-    /// Bytes, sixteen keys to a block; a block is one line of 64 bytes for every four dimensions.
+    /// Bytes, sixteen keys or values to a block (`content`).
     lines: Vec<u8>,
     /// Factor of each key's codes.
     scales: Vec<bf16>,
@@ -61,6 +62,7 @@ struct Piece<'a> {
 /// Chunks, one behind the other.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Chunks<'a> {
+    content: Content,
     /// Bytes of a group's codes.
     block: usize,
     pieces: Vec<Piece<'a>>,
@@ -189,21 +191,22 @@ impl PartialEq for Chunks<'_> {
 }
 
 impl<'a> Chunks<'a> {
-    /// Of no keys, with so many bytes a group.
-    pub(super) fn new(block: usize) -> Self {
-        Chunks { block, pieces: Vec::new(), bare: 0 }
+    /// Of no keys or values of that many entries.
+    pub(super) fn new(content: Content, dim: usize) -> Self {
+        Chunks { content, block: content.block(dim), pieces: Vec::new(), bare: 0 }
     }
 
     /// Lent ones.
-    pub(super) fn lent(block: usize, part: Part<'a>) -> Self {
+    pub(super) fn lent((content, dim): (Content, usize), part: Part<'a>) -> Self {
         let groups = part.scales.len() / LANES;
         let piece = Piece { stored: Stored::Lent(part), from: 0, groups };
-        Chunks { block, pieces: vec![piece], bare: part.uncoded.len() }
+        let (pieces, bare) = (vec![piece], part.uncoded.len());
+        Chunks { pieces, bare, ..Chunks::new(content, dim) }
     }
 
     /// From lists of their own.
     pub(super) fn owned(
-        block: usize,
+        (content, dim): (Content, usize),
         lines: Vec<u8>,
         [scales, radii]: [Vec<bf16>; 2],
         uncoded: Vec<u32>,
@@ -211,7 +214,7 @@ impl<'a> Chunks<'a> {
         let (groups, bare) = (scales.len() / LANES, uncoded.len());
         let chunk = Chunk { lines, scales, radii, uncoded };
         let piece = Piece { stored: Stored::Own(Arc::new(chunk)), from: 0, groups };
-        Chunks { block, pieces: vec![piece], bare }
+        Chunks { pieces: vec![piece], bare, ..Chunks::new(content, dim) }
     }
 
     pub(super) fn groups(&self) -> usize {
@@ -408,7 +411,7 @@ mod tests {
 
     #[test]
     fn what_a_copy_costs_is_bounded() {
-        let mut chunks = Chunks::new(BLOCK);
+        let mut chunks = Chunks::new(Content::Keys, 4);
         append(&mut chunks, false, 1 << 14);
         for _ in 0..3000 {
             let copy = chunks.clone();
@@ -435,7 +438,7 @@ mod tests {
                 })
                 .sum()
         };
-        let mut chunks = Chunks::new(BLOCK);
+        let mut chunks = Chunks::new(Content::Keys, 4);
         append(&mut chunks, false, 1 << 15);
         let copy = chunks.clone();
         chunks.truncate(100);

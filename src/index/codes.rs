@@ -4,12 +4,14 @@ pub(crate) mod saved;
 mod shrink;
 
 use super::chunks::{Chunks, Out, Part as Stretch, Room, TASK};
+use super::content::Content;
 use super::element::Coded;
 use super::fingerprint::Fingerprint;
 use super::frame::{OwnFrame, sign};
-use super::gram::Gram;
+use super::gram::{Gram, radius};
+use super::spread::{Spread, ValueBounds, add_decoded};
 use crate::error::Error;
-use crate::kernels::{BIAS, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd};
+use crate::kernels::{BIAS, Encoded, Keys, LANES, PANEL, Packed, STEP, Simd};
 use crate::runtime::memory::check_memory;
 use crate::runtime::threads;
 use half::bf16;
@@ -26,7 +28,7 @@ pub(super) const SEGMENT: usize = 1 << 13;
 /// One key in so many may be left without a code.
 const SPARED: usize = 64;
 
-/// One head's keys in codes. What grows with them is owned, or lent by somebody who keeps the index as arrays.
+/// One head's keys, or values, in codes. What grows with them is owned, or lent by somebody who keeps the index as arrays.
 #[derive(Debug, Clone)]
 pub(crate) struct Codes<'a> {
     dim: usize,
@@ -35,6 +37,8 @@ pub(crate) struct Codes<'a> {
     frame: OwnFrame<'a>,
     chunks: Chunks<'a>,
     gram: Gram<'a>,
+    /// More sums, of values.
+    spread: Option<Spread<'a>>,
     /// The largest loss that still gets a code.
     spared: f64,
     /// Lower bound on the part of the Gram form of removed keys.
@@ -47,16 +51,18 @@ pub(crate) struct Codes<'a> {
 impl PartialEq for Codes<'_> {
     /// Ignores `stale`, which is only a bound.
     fn eq(&self, other: &Self) -> bool {
-        let Codes { dim, n, frame, chunks, gram, spared, stale: _, largest, fingerprint } = self;
+        let Codes { dim, n, frame, chunks, gram, spread, spared, stale: _, largest, fingerprint } =
+            self;
         (dim, n, spared, largest) == (&other.dim, &other.n, &other.spared, &other.largest)
             && (frame, gram, fingerprint) == (&other.frame, &other.gram, &other.fingerprint)
-            && *chunks == other.chunks
+            && (spread, chunks) == (&other.spread, &other.chunks)
     }
 }
 
 /// A part of the keys, encoded by one task.
 struct Part {
     gram: Gram<'static>,
+    spread: Option<Gram<'static>>,
     uncoded: Vec<u32>,
     largest: f32,
     fingerprint: Fingerprint,
@@ -64,14 +70,18 @@ struct Part {
 }
 
 impl Part {
-    fn new(width: usize) -> Self {
+    fn new(width: usize, content: Content) -> Self {
         let (gram, fingerprint) = (Gram::new(width), Fingerprint::default());
-        Part { gram, uncoded: Vec::new(), largest: 0.0, fingerprint, bad: None }
+        let spread = (content == Content::Values).then(|| Gram::new(width));
+        Part { gram, spread, uncoded: Vec::new(), largest: 0.0, fingerprint, bad: None }
     }
 
     /// Takes up what follows.
     fn join(&mut self, other: Part) {
         self.gram.join(&other.gram);
+        if let (Some(spread), Some(other)) = (&mut self.spread, &other.spread) {
+            spread.join(other);
+        }
         self.uncoded.extend(other.uncoded);
         self.largest = self.largest.max(other.largest);
         self.fingerprint.join(other.fingerprint);
@@ -87,25 +97,12 @@ impl Codes<'_> {
         n: usize,
         rotate: Option<bool>,
     ) -> Self {
-        let width = dim.next_multiple_of(LANES);
-        let count = n.min(SAMPLE);
+        let mut codes = Codes::plain(Content::Keys, dim, keys, n);
+        let (count, frame) = (n.min(SAMPLE), &mut codes.frame);
+        // What a median needs is less than what a mean does.
         let row = |i: usize| keys.row(i * n / count).iter().map(|&entry| entry.widen().into());
-        let mut totals = vec![0.0f64; dim];
-        for i in 0..count {
-            totals.iter_mut().zip(row(i)).for_each(|(total, entry): (_, f64)| *total += entry);
-        }
-        let mut mean = vec![0.0; width];
-        for (mean, total) in mean.iter_mut().zip(totals) {
-            let value = total / count.max(1) as f64;
-            // Of keys that are not finite, or overflow together, none is worth moving.
-            *mean = if value.abs() < 1e30 { value as f32 } else { 0.0 };
-        }
-        // What a median needs is less.
         let sample: Vec<Vec<f64>> =
             (0..count).step_by((count / FRAMED).max(1)).map(|i| row(i).collect()).collect();
-        let block = 1 << dim.trailing_zeros();
-        let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
-        let mut frame = OwnFrame { mean: mean.into(), block, signs };
         let norm_of_loss = |frame: &OwnFrame| -> Vec<f64> {
             let loss = |key: &Vec<f64>| {
                 let centred: Vec<f64> =
@@ -119,25 +116,54 @@ impl Codes<'_> {
             losses.sort_by(f64::total_cmp);
             losses
         };
-        let rotated = norm_of_loss(&frame);
-        frame.block = 1;
-        let plain = norm_of_loss(&frame);
+        let plain = norm_of_loss(frame);
+        let block = 1 << dim.trailing_zeros();
+        frame.block = block;
+        let rotated = norm_of_loss(frame);
         let middle =
             |losses: &[f64]| losses.get(losses.len() / 2).copied().unwrap_or(f64::INFINITY);
         // Turning keys costs some time when they are encoded; it must be worth it.
         let better = middle(&rotated) < 0.8 * middle(&plain);
-        let mut spared = OUTLYING * middle(&plain);
-        if block > 1 && rotate.unwrap_or(better) {
-            frame.block = block;
-            spared = OUTLYING * middle(&rotated) * (block as f64).sqrt();
+        let mut spared = OUTLYING * middle(&rotated) * (block as f64).sqrt();
+        if block == 1 || !rotate.unwrap_or(better) {
+            frame.block = 1;
+            spared = OUTLYING * middle(&plain);
         }
+        codes.spared = if spared > 0.0 { spared } else { f64::INFINITY };
+        codes
+    }
+
+    /// Codes of no values, around the mean of some.
+    pub(crate) fn of_values<E: Coded>(dim: usize, values: Keys<'_, E>, n: usize) -> Self {
+        Codes::plain(Content::Values, dim, values, n)
+    }
+
+    /// Codes of nothing, around the mean of some rows. None is spared.
+    fn plain<E: Coded>(content: Content, dim: usize, rows: Keys<'_, E>, n: usize) -> Self {
+        let width = dim.next_multiple_of(LANES);
+        let count = n.min(SAMPLE);
+        let mut totals = vec![0.0f64; dim];
+        for i in 0..count {
+            let row = rows.row(i * n / count).iter().map(|&entry| entry.widen().into());
+            totals.iter_mut().zip(row).for_each(|(total, entry): (_, f64)| *total += entry);
+        }
+        let mut mean = vec![0.0; width];
+        for (mean, total) in mean.iter_mut().zip(totals) {
+            let value = total / count.max(1) as f64;
+            // Of rows that are not finite, or overflow together, none is worth moving.
+            *mean = if value.abs() < 1e30 { value as f32 } else { 0.0 };
+        }
+        let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
+        let gram = Gram::new(width);
+        let spread = (content == Content::Values).then(|| Spread::new(Gram::new(width), &gram));
         Codes {
             dim,
             n: 0,
-            frame,
-            chunks: Chunks::new(dim.div_ceil(STEP) * LINE),
-            gram: Gram::new(width),
-            spared: if spared > 0.0 { spared } else { f64::INFINITY },
+            frame: OwnFrame { mean: mean.into(), block: 1, signs },
+            chunks: Chunks::new(content, dim),
+            gram,
+            spread,
+            spared: f64::INFINITY,
             stale: 0.0,
             largest: 0.0,
             fingerprint: Fingerprint::default(),
@@ -156,7 +182,8 @@ impl Codes<'_> {
     pub(crate) fn make_room(&mut self, count: usize, threads: usize) -> Result<Room, Error> {
         // What the parts sum, and their scratch.
         let width = self.frame.mean.len();
-        let part = width.saturating_add(16 * PANEL).saturating_mul(width);
+        let part = (self.content().matrices() * width).saturating_add(16 * PANEL);
+        let part = part.saturating_mul(width);
         check_memory("keys", part, Self::together(threads).saturating_mul(size_of::<f64>()))?;
         let groups = self.n.saturating_add(count).div_ceil(LANES) - self.chunks.groups();
         self.chunks.make_room(count > 0 && !self.n.is_multiple_of(LANES), groups)
@@ -184,7 +211,7 @@ impl Codes<'_> {
         let mut chunks = std::mem::take(&mut self.chunks);
         let (before, bare) = (chunks.last_group(), chunks.bare());
         let groups = chunks.groups();
-        let mut part = Part::new(self.frame.mean.len());
+        let mut part = Part::new(self.frame.mean.len(), self.content());
         let mut stopped = None;
         {
             let allowed = |keys: usize| (end / SPARED + 8).saturating_sub(bare).min(keys / 8 + 1);
@@ -223,6 +250,9 @@ impl Codes<'_> {
         chunks.spare(&part.uncoded);
         self.chunks = chunks;
         self.gram.join(&part.gram);
+        if let (Some(spread), Some(more)) = (&mut self.spread, &part.spread) {
+            spread.join(more, &self.gram);
+        }
         self.largest = self.largest.max(part.largest);
         self.fingerprint.join(part.fingerprint);
         self.n = end;
@@ -238,13 +268,14 @@ impl Codes<'_> {
         out: &mut Out<'_>,
         allowed: usize,
     ) -> Part {
-        let (width, steps) = (self.frame.mean.len(), self.dim.div_ceil(STEP));
+        let width = self.frame.mean.len();
+        let (content, block) = (self.content(), self.content().block(self.dim));
         let most = PANEL.min(span.count);
         let mut bytes = vec![0; most * width];
         let mut residuals = vec![0.0; most.next_multiple_of(STEP) * width];
         let mut packed = Packed::default();
         let mut encoded = vec![Encoded::default(); most];
-        let mut part = Part::new(width);
+        let mut part = Part::new(width, content);
         for done in (0..span.count).step_by(PANEL) {
             let (from, len) = (span.from + done, PANEL.min(span.count - done));
             let bytes = &mut bytes[..len * width];
@@ -281,18 +312,18 @@ impl Codes<'_> {
                 }
                 out.scales[at] = key.scale;
                 out.radii[at] = radius(loss, width);
-                let block = &mut out.lines[at / LANES * steps * LINE..][..steps * LINE];
-                let lines = block.as_chunks_mut::<STEP>().0.chunks_exact_mut(LANES);
-                let fours = bytes[r * width..][..steps * STEP].as_chunks::<STEP>().0;
-                for (line, four) in lines.zip(fours) {
-                    line[at % LANES] = *four;
-                }
+                let to = &mut out.lines[at / LANES * block..][..block];
+                content.put(&bytes[r * width..][..width], (to, at % LANES));
             }
             if unit > 0.0 {
                 let unit = unit * (0.502 / 127.0);
                 let rows = &residuals[..padded];
                 let left = simd.outer(rows, width, unit, &mut packed, part.gram.sums_mut());
                 part.gram.note(len, left, lost, norm);
+                if let Some(spread) = &mut part.spread {
+                    let rows = &mut residuals[..padded];
+                    add_decoded(simd, (bytes, encoded), rows, &mut packed, spread);
+                }
             }
         }
         part
@@ -328,9 +359,29 @@ impl Codes<'_> {
         self.largest
     }
 
+    fn content(&self) -> Content {
+        if self.spread.is_some() { Content::Values } else { Content::Keys }
+    }
+
+    /// Returns bounds of values, and of what their codes lose; infinite ones of keys.
+    pub(crate) fn value_bounds(&self) -> ValueBounds {
+        self.spread.as_ref().map_or(ValueBounds::NOTHING, |spread| spread.bounds(&self.gram))
+    }
+
     /// Entries of a key in codes, and the same in whole groups.
-    pub(super) fn widths(&self) -> (usize, usize) {
+    pub(crate) fn widths(&self) -> (usize, usize) {
         (self.dim, self.frame.mean.len())
+    }
+
+    /// Returns what is subtracted from all of them, in whole groups of entries.
+    pub(crate) fn mean(&self) -> &[f32] {
+        &self.frame.mean
+    }
+
+    /// Puts another mean in place of that of no keys.
+    #[cfg(test)]
+    pub(super) fn move_mean(&mut self, mean: &[f32]) {
+        self.frame.mean.to_mut()[..mean.len()].copy_from_slice(mean);
     }
 
     pub(super) fn frame(&self) -> &OwnFrame<'_> {
@@ -342,8 +393,8 @@ impl Codes<'_> {
     }
 
     /// The codes of a group of keys, and their scales.
-    pub(super) fn group(&self, group: usize) -> (&[u8], &[bf16]) {
-        let block = self.dim.div_ceil(STEP) * LINE;
+    pub(crate) fn group(&self, group: usize) -> (&[u8], &[bf16]) {
+        let block = self.content().block(self.dim);
         let mut first = 0;
         for Stretch { lines, scales, .. } in self.chunks.parts() {
             let groups = scales.len() / LANES;
@@ -357,12 +408,12 @@ impl Codes<'_> {
     }
 
     /// The codes of the first groups, at most so many at a time; with their scales and the position of their first key.
-    pub(super) fn pieces(
+    pub(crate) fn pieces(
         &self,
         groups: usize,
         most: usize,
     ) -> impl Iterator<Item = (&[u8], &[bf16], usize)> {
-        let block = self.dim.div_ceil(STEP) * LINE;
+        let block = self.content().block(self.dim);
         let mut first = 0;
         self.chunks.parts().flat_map(move |Stretch { lines, scales, .. }| {
             let (begin, here) = (first, (scales.len() / LANES).min(groups.saturating_sub(first)));
@@ -391,14 +442,6 @@ struct Span {
     from: usize,
     count: usize,
     at: usize,
-}
-
-/// An upper bound of a norm, given what was computed.
-fn radius(norm: f64, width: usize) -> bf16 {
-    // Sums of at most `width` squares in f32, and terms that were flushed.
-    let bound = norm * (1.0 + width as f64 * 6e-8 + 1e-6) + (width as f64).sqrt() * 1.1e-19;
-    let bits = (bound as f32).next_up().to_bits();
-    bf16::from_bits(((bits + 0xffff) >> 16) as u16)
 }
 
 #[cfg(test)]
@@ -543,20 +586,6 @@ mod tests {
             let query: Vec<f64> = whole(dim, 30_000, seed + 1).iter().map(|&q| q.into()).collect();
             for rotate in [false, true] {
                 share(&keys, dim, &query, 1e-3, rotate);
-            }
-        }
-    }
-
-    #[test]
-    fn radii_are_not_below_what_is_lost() {
-        for norm in [0.0, 1e-30, 1e-19, 1e-3, 1.0, 1.003_906_25, 77.7, 1e30] {
-            for width in [16, 128] {
-                let radius = radius(norm, width).to_f32();
-                // Sums of `width` squares in f32 are off by as many roundings; squares below 2^-126 were flushed.
-                let most = norm * (1.0 + width as f64 / 2.0 * 2f64.powi(-24))
-                    + (width as f64 * 2f64.powi(-126)).sqrt();
-                assert!(f64::from(radius) >= most, "{norm} {width}");
-                assert!(f64::from(radius) <= most * 1.02 + 1e-17, "{norm} {width}");
             }
         }
     }

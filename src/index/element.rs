@@ -46,7 +46,8 @@ macro_rules! for_coded_dtype {
                 $work
             }
             $crate::rows::Stored::F64(_) => Err($vectors.misfit(
-                "keys in float64 cannot be indexed: convert them to float32, or attend without an index".into(),
+                "float64 cannot be indexed: convert it to float32, or attend without an index"
+                    .into(),
             )),
         }
     };

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use self::header::{About, Entry, Kind, LONGEST, NO_SHA256};
 use super::codes::Codes;
 use super::codes::saved::{Saved, Trust};
+use super::content::Content;
 use super::key_index::KeyIndex;
 use crate::error::Error;
 use crate::runtime::ambient;
@@ -85,6 +86,7 @@ impl<'a> KeyIndex<'a> {
 
     fn about(&self) -> About {
         About {
+            content: self.content,
             shape: self.batch.iter().copied().chain([self.n, self.dim]).collect(),
             dtype: self.dtype().into(),
             sha256: NO_SHA256.into(),
@@ -129,7 +131,12 @@ impl<'a> KeyIndex<'a> {
     /// [`Error::IndexFile`] for bytes that are cut off, damaged or no index of this version, [`Error::Damaged`] for parts that none
     /// has; [`Error::NoMemory`].
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, Error> {
-        let (about, data) = opened(bytes)?;
+        Self::of_bytes(Content::Keys, bytes)
+    }
+
+    /// The same of keys or of values.
+    pub(super) fn of_bytes(content: Content, bytes: &'a [u8]) -> Result<Self, Error> {
+        let (about, data) = opened(content, bytes)?;
         let mut hash = Sha256::new_with_prefix(about.text(NO_SHA256)?);
         for portion in data.chunks(PORTION) {
             ambient::check()?;
@@ -157,7 +164,7 @@ impl<'a> KeyIndex<'a> {
     /// # Errors
     /// As [`KeyIndex::from_bytes`].
     pub fn from_trusted_bytes(bytes: &'a [u8]) -> Result<Self, Error> {
-        let (about, data) = opened(bytes)?;
+        let (about, data) = opened(Content::Keys, bytes)?;
         Self::of_file(&about, data, Trust::Scales)
     }
 
@@ -170,6 +177,8 @@ impl<'a> KeyIndex<'a> {
                 Kind::Fingerprint => saved.fingerprint = fixed(bytes),
                 Kind::Gram => saved.gram = cast(bytes)?,
                 Kind::Numbers => saved.numbers = fixed(bytes),
+                Kind::Spread => saved.spread = cast(bytes)?,
+                Kind::SpreadNumbers => saved.spread_numbers = fixed(bytes),
                 Kind::Bare => saved.uncoded = cast(bytes)?,
                 Kind::Mean => saved.mean = cast(bytes)?,
                 Kind::Radii => saved.radii = cast(bytes)?,
@@ -177,7 +186,7 @@ impl<'a> KeyIndex<'a> {
                 Kind::Codes => saved.lines = bytes.into(),
             }
         }
-        Self::load(&about.shape, &about.dtype, heads, trust)
+        Self::load_of(about.content, &about.shape, &about.dtype, heads, trust)
     }
 }
 
@@ -200,17 +209,22 @@ impl KeyIndex<'static> {
     /// # Errors
     /// [`Error::File`] for what the reader says; as [`KeyIndex::from_bytes`], and what stops the call.
     pub fn read_from(mut reader: impl Read) -> Result<Self, Error> {
-        Self::reading(&mut reader).map_err(of_io)
+        Self::read_of(Content::Keys, &mut reader)
     }
 
-    fn reading(reader: &mut dyn Read) -> io::Result<Self> {
+    /// The same of keys or of values.
+    pub(super) fn read_of(content: Content, reader: &mut dyn Read) -> Result<Self, Error> {
+        Self::reading(content, reader).map_err(of_io)
+    }
+
+    fn reading(content: Content, reader: &mut dyn Read) -> io::Result<Self> {
         little_endian().map_err(as_io)?;
         let mut header = vec![0; 8];
         exactly(reader, &mut header)?;
         let length = header_length(&header).map_err(as_io)?;
         header.resize(8 + length, 0);
         exactly(reader, &mut header[8..])?;
-        let about = About::of_text(&header).map_err(as_io)?;
+        let about = About::of_text(content, &header).map_err(as_io)?;
         let mut hash = Sha256::new_with_prefix(about.text(NO_SHA256).map_err(as_io)?);
         let mut heads = blank(&about).map_err(as_io)?;
         for Entry { head, kind, count, .. } in about.entries().map_err(as_io)? {
@@ -225,6 +239,11 @@ impl KeyIndex<'static> {
                     saved.numbers =
                         fixed(bytemuck::cast_slice(&entries::<f64>(reader, count, &mut hash)?));
                 }
+                Kind::Spread => saved.spread = entries(reader, count, &mut hash)?.into(),
+                Kind::SpreadNumbers => {
+                    saved.spread_numbers =
+                        fixed(bytemuck::cast_slice(&entries::<f64>(reader, count, &mut hash)?));
+                }
                 Kind::Bare => saved.uncoded = entries(reader, count, &mut hash)?.into(),
                 Kind::Mean => saved.mean = entries(reader, count, &mut hash)?.into(),
                 Kind::Radii => saved.radii = entries(reader, count, &mut hash)?.into(),
@@ -233,7 +252,7 @@ impl KeyIndex<'static> {
             }
         }
         judge(&about, hash).map_err(as_io)?;
-        Self::load(&about.shape, &about.dtype, heads, Trust::Nothing).map_err(as_io)
+        Self::load_of(content, &about.shape, &about.dtype, heads, Trust::Nothing).map_err(as_io)
     }
 }
 
@@ -245,6 +264,8 @@ impl Codes<'_> {
             Kind::Fingerprint => take(bytemuck::cast_slice(&saved.fingerprint)),
             Kind::Gram => take(bytemuck::cast_slice(&saved.gram)),
             Kind::Numbers => take(bytemuck::cast_slice(&saved.numbers)),
+            Kind::Spread => take(bytemuck::cast_slice(&saved.spread)),
+            Kind::SpreadNumbers => take(bytemuck::cast_slice(&saved.spread_numbers)),
             Kind::Mean => take(bytemuck::cast_slice(&saved.mean)),
             Kind::Bare => {
                 self.parts().try_for_each(|part| take(bytemuck::cast_slice(part.uncoded)))
@@ -287,12 +308,12 @@ fn header_length(bytes: &[u8]) -> Result<usize, Error> {
 }
 
 /// Header and parts.
-fn opened(bytes: &[u8]) -> Result<(About, &[u8]), Error> {
+fn opened(content: Content, bytes: &[u8]) -> Result<(About, &[u8]), Error> {
     little_endian()?;
     let cut_off = || Error::IndexFile { problem: "it is cut off".into() };
     let length = header_length(bytes.get(..8).ok_or_else(cut_off)?)?;
     let (header, data) = bytes.split_at_checked(8 + length).ok_or_else(cut_off)?;
-    let about = About::of_text(header)?;
+    let about = About::of_text(content, header)?;
     let needed = about.entries()?.last().map_or(0, |entry| entry.bytes.end);
     if data.len() < needed {
         return Err(cut_off());
@@ -317,18 +338,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
 
 /// Heads without anything yet.
 fn blank<'a>(about: &About) -> Result<Vec<Saved<'a>>, Error> {
-    let blank = || Saved {
-        lines: Cow::Borrowed(&[]),
-        scales: Cow::Borrowed(&[]),
-        radii: Cow::Borrowed(&[]),
-        uncoded: Cow::Borrowed(&[]),
-        mean: Cow::Borrowed(&[]),
-        gram: Cow::Borrowed(&[]),
-        numbers: [0.0; 7],
-        fingerprint: [0; 2],
-    };
     let mut heads = list("an index", about.bare.len())?;
-    heads.extend((0..about.bare.len()).map(|_| blank()));
+    heads.resize_with(about.bare.len(), Saved::default);
     Ok(heads)
 }
 

@@ -18,6 +18,7 @@ use std::borrow::Cow;
 use super::shared::Shared;
 use crate::kernels::Simd;
 use crate::runtime::reused::Reused;
+use half::bf16;
 
 /// Relative error of sums and products of few terms in f64, generously.
 pub(super) const GRAM_ROUNDING: f64 = 1e-12;
@@ -132,11 +133,17 @@ impl Gram<'_> {
     /// largest computed sums of squares of a residual and of a key.
     pub(crate) fn note(&mut self, rows: usize, lost: f64, largest: f32, norm: f32) {
         let entries = self.width as f64;
-        let up = |square: f64, rows: f64| up(square, rows, entries);
-        self.lost = (self.lost + up(lost, rows as f64) * (1.0 + GRAM_ROUNDING)).next_up();
+        let up = |square: f32| up(f64::from(square), 1.0, entries).sqrt() * (1.0 + GRAM_ROUNDING);
+        self.note_sums(rows, lost);
+        self.largest = self.largest.max(up(largest));
+        self.norm = self.norm.max(up(norm));
+    }
+
+    /// Takes note of them where the largest do not matter.
+    pub(super) fn note_sums(&mut self, rows: usize, lost: f64) {
+        let lost = up(lost, rows as f64, self.width as f64);
+        self.lost = (self.lost + lost * (1.0 + GRAM_ROUNDING)).next_up();
         self.additions += 1;
-        self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + GRAM_ROUNDING));
-        self.norm = self.norm.max(up(f64::from(norm), 1.0).sqrt() * (1.0 + GRAM_ROUNDING));
     }
 
     /// The sums, and what goes with them: what they leave out, the largest residual, the largest key, how many additions.
@@ -217,6 +224,14 @@ pub(super) fn norm(vector: &[f64]) -> f64 {
 /// f32, and terms may have been flushed.
 pub(super) fn up(square: f64, rows: f64, entries: f64) -> f64 {
     square * (1.0 + (entries + 4.0) * 2.0 * U) + rows * entries * FLUSH
+}
+
+/// An upper bound of a norm, given what was computed.
+pub(super) fn radius(norm: f64, width: usize) -> bf16 {
+    // Sums of at most `width` squares in f32, and terms that were flushed.
+    let bound = norm * (1.0 + width as f64 * 6e-8 + 1e-6) + (width as f64).sqrt() * 1.1e-19;
+    let bits = (bound as f32).next_up().to_bits();
+    bf16::from_bits(((bits + 0xffff) >> 16) as u16)
 }
 
 impl Sums {
@@ -485,5 +500,19 @@ mod tests {
         let code_error = gram.code_error(simd(), &[1.0, 0.0, 0.0], 0.0, (1.0, 0.0), 1);
         assert!(code_error.total >= (1.0 + 4.0 + 0.0625 + 9.0f64).sqrt() + 0.75f64.sqrt());
         assert!(code_error.each >= 10.0 && code_error.rho >= 4.0 * 20.0 * U);
+    }
+
+    #[test]
+    fn radii_are_not_below_what_is_lost() {
+        for norm in [0.0, 1e-30, 1e-19, 1e-3, 1.0, 1.003_906_25, 77.7, 1e30] {
+            for width in [16, 128] {
+                let radius = radius(norm, width).to_f32();
+                // Sums of `width` squares in f32 are off by as many roundings; squares below 2^-126 were flushed.
+                let most = norm * (1.0 + width as f64 / 2.0 * 2f64.powi(-24))
+                    + (width as f64 * 2f64.powi(-126)).sqrt();
+                assert!(f64::from(radius) >= most, "{norm} {width}");
+                assert!(f64::from(radius) <= most * 1.02 + 1e-17, "{norm} {width}");
+            }
+        }
     }
 }

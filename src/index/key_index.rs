@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use super::chunks::{Room, TASK};
 use super::codes::saved::{Saved, Trust};
 use super::codes::{Codes, Refused};
+use super::content::Content;
 use super::element::{Coded, for_coded_dtype, matrix};
 use super::fingerprint::Fingerprint;
 use super::options::IndexOptions;
@@ -35,6 +36,8 @@ use crate::runtime::threads;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyIndex<'a> {
+    /// A [`ValueIndex`](super::ValueIndex) has one of values.
+    pub(super) content: Content,
     /// The axes before those of a matrix of keys.
     pub(crate) batch: Vec<usize>,
     /// Keys of a head, also where there are no heads.
@@ -91,6 +94,15 @@ impl<'a> KeyIndex<'a> {
     /// [`Error::Shape`] for float64 or for more than 2^32 - 1 keys, [`Error::NoMemory`], [`Error::KeyNotFinite`],
     /// [`Error::Option`] for threads.
     pub fn build(keys: &Vectors<'_>, options: &IndexOptions) -> Result<Self, Error> {
+        Self::build_of(Content::Keys, keys, options)
+    }
+
+    /// Builds an index of keys or of values.
+    pub(super) fn build_of(
+        content: Content,
+        keys: &Vectors<'_>,
+        options: &IndexOptions,
+    ) -> Result<Self, Error> {
         let _modes = threads::default_floats();
         let (n, dim) = (keys.len(), keys.dim());
         let each = size_of::<Codes>().saturating_add(n.saturating_mul(dim.next_multiple_of(STEP)));
@@ -105,14 +117,18 @@ impl<'a> KeyIndex<'a> {
         check_memory_square(
             keys.argument(),
             keys.shape(),
-            matrices.saturating_mul(size_of::<f64>()),
+            matrices.saturating_mul(content.matrices() * size_of::<f64>()),
         )?;
         let rotate = options.rotate;
         let (heads, stored) = for_coded_dtype!(keys, E => {
-            let head = |head| Codes::new(dim, matrix::<E>(keys, head), n, rotate);
+            let head = |head| match content {
+                Content::Keys => Codes::new(dim, matrix::<E>(keys, head), n, rotate),
+                Content::Values => Codes::of_values(dim, matrix::<E>(keys, head), n),
+            };
             Ok((threads::map(pool, 0..keys.heads(), 1, head)?, E::NAME))
         })?;
-        let mut index = KeyIndex { batch: keys.batch().to_vec(), n: 0, dim, heads, stored };
+        let mut index =
+            KeyIndex { content, batch: keys.batch().to_vec(), n: 0, dim, heads, stored };
         index.grow(keys, options.threads)?;
         Ok(index)
     }
@@ -135,12 +151,18 @@ impl<'a> KeyIndex<'a> {
     /// # Errors
     /// As [`KeyIndex::build`]; [`Error::Shape`] if the axes differ from those of the index.
     pub fn append(&mut self, keys: &Vectors<'_>) -> Result<(), Error> {
+        // What can fail must fail before the first of several heads has grown.
+        self.admit(keys, self.heads.len() > 1)?;
+        self.grow(keys, None)
+    }
+
+    /// Judges keys that are to be appended, their entries too if that is asked for.
+    pub(super) fn admit(&self, keys: &Vectors<'_>, entries: bool) -> Result<(), Error> {
         if keys.batch() != self.batch || keys.dim() != self.dim {
             let mut shape: Vec<String> = self.batch.iter().map(ToString::to_string).collect();
             shape.extend(["m".into(), self.dim.to_string()]);
-            return Err(
-                keys.misfit(format!("the index takes keys of shape ({})", shape.join(", ")))
-            );
+            let (name, shape) = (self.content.name(), shape.join(", "));
+            return Err(keys.misfit(format!("the index takes {name} of shape ({shape})")));
         }
         let stored = for_coded_dtype!(keys, E => Ok(E::NAME))?;
         if stored != self.stored {
@@ -149,19 +171,18 @@ impl<'a> KeyIndex<'a> {
                 keys.misfit(format!("they are {stored}, the index holds {have}: convert them"))
             );
         }
-        // What can fail must fail before the first of several heads has grown.
-        if self.heads.len() > 1 {
+        if entries {
             let _modes = threads::default_floats();
             let simd = Simd::current()?;
             for head in 0..self.heads.len() {
                 for_coded_dtype!(keys, E => finite(simd, keys, matrix::<E>(keys, head), head))?;
             }
         }
-        self.grow(keys, None)
+        Ok(())
     }
 
     /// Appends keys that fit.
-    fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+    pub(super) fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
         let (n, count) = (self.len(), keys.len());
         if n.saturating_add(count) >= u32::MAX as usize {
             return Err(keys.misfit("an index holds fewer than 2^32 keys".into()));
@@ -291,7 +312,8 @@ impl<'a> KeyIndex<'a> {
             let mut shape = self.batch.clone();
             shape.extend([self.len(), self.dim]);
             return Err(keys.misfit(format!(
-                "the index was built of keys of shape {shape:?}; pass those, build it of these, or append what is new"
+                "the index was built of {} of shape {shape:?}; pass those, build it of these, or append what is new",
+                self.content.name()
             )));
         }
         let stored = for_coded_dtype!(keys, E => Ok(E::NAME))?;
@@ -320,6 +342,17 @@ impl<'a> KeyIndex<'a> {
         heads: Vec<Saved<'a>>,
         trust: Trust,
     ) -> Result<Self, Error> {
+        Self::load_of(Content::Keys, shape, stored, heads, trust)
+    }
+
+    /// An index of keys or of values from what was written.
+    pub(super) fn load_of(
+        content: Content,
+        shape: &[usize],
+        stored: &str,
+        heads: Vec<Saved<'a>>,
+        trust: Trust,
+    ) -> Result<Self, Error> {
         let _modes = threads::default_floats();
         let damaged = |problem, head| Error::Damaged { problem, head };
         let &[ref batch @ .., n, dim] = shape else { return Err(damaged("the shape", 0)) };
@@ -332,10 +365,11 @@ impl<'a> KeyIndex<'a> {
         if !fits || dim == 0 || dim > 1 << 20 || n >= u32::MAX as usize {
             return Err(damaged("the shape", 0));
         }
-        let load =
-            |(head, saved)| Codes::load(n, dim, saved, trust).map_err(|part| damaged(part, head));
+        let load = |(head, saved)| {
+            Codes::load(content, (n, dim), saved, trust).map_err(|part| damaged(part, head))
+        };
         let heads = heads.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
-        Ok(KeyIndex { batch: batch.to_vec(), n, dim, heads, stored })
+        Ok(KeyIndex { content, batch: batch.to_vec(), n, dim, heads, stored })
     }
 
     /// Returns the storage type of the keys: float32, float16 or bfloat16.
@@ -426,7 +460,8 @@ impl<'a> KeyIndex<'a> {
     pub fn bytes(&self) -> usize {
         let width = self.dim.next_multiple_of(LANES);
         let codes: usize = self.heads.iter().map(Codes::bytes).sum();
-        codes.saturating_add(self.heads.len().saturating_mul(width).saturating_mul(8 * (width + 4)))
+        let each = 8 * (self.content.matrices() * width + 4);
+        codes.saturating_add(self.heads.len().saturating_mul(width).saturating_mul(each))
     }
 }
 

@@ -3,6 +3,7 @@
 mod best_first;
 mod chunks;
 mod codes;
+mod content;
 mod decode;
 mod element;
 mod exact;
@@ -31,8 +32,10 @@ mod scan;
 mod search;
 mod shared;
 mod shrink;
+mod spread;
 mod threshold_search;
 mod threshold_state;
+mod value_index;
 mod visible;
 
 pub use found::Rung;
@@ -40,6 +43,7 @@ pub use key_index::KeyIndex;
 pub use options::{IndexOptions, RecallOptions, Rule, SearchOptions};
 pub use recall::Recall;
 pub use search::SearchResult;
+pub use value_index::ValueIndex;
 
 pub(crate) use codes::Codes;
 pub use codes::saved::{Saved, Trust};
@@ -52,6 +56,7 @@ pub(crate) use prepared::Prepared;
 pub(crate) use prepared_rows::{ManyForms, PreparedRows};
 pub use products::products;
 pub(crate) use query::{Query, RowVisibility};
+pub(crate) use spread::ValueBounds;
 pub(crate) use threshold_search::{DENSE, ThresholdSearch};
 pub(crate) use threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState};
 pub(crate) use visible::Visible;

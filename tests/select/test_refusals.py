@@ -271,7 +271,7 @@ REFUSED: list[Refused] = [
     *((name, (start,), change) for name, start, change in (
         ("keep_set_of_queries", "queries has shape", {"keys": np.zeros((5, 3), np.float32)}),
         ("keep_set_of_queries", "queries has shape (4,)", {"queries": np.zeros(4, np.float32)}),
-        ("keep_set_of_queries", "keys has shape [5, 8]: keys in float64", {"keys": np.zeros((5, 8))}),
+        ("keep_set_of_queries", "keys has shape [5, 8]: float64 cannot", {"keys": np.zeros((5, 8))}),
         ("keep_set_of_queries", "queries has shape [3, 8]: queries in float64", {"queries": np.zeros((3, 8))}),
         ("keep_set_of_queries", "keep_first", {"max_keep": 1, "keep_first": 3}))),
     *(("attention", (start, *words), {**ATTEND, **change}) for start, *words, change in (

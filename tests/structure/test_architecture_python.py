@@ -21,7 +21,7 @@ PYTHON = ROOT / "python" / "certk_rs"
 
 SUBJECTS = {
     *{"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"},
-    *{"key_index", "sparse_attention", "guard", "hot_keys"},
+    *{"key_index", "kv_index", "sparse_attention", "guard", "hot_keys"},
 }
 # What every subject stands on: what comes in, what computes, and what goes out.
 COMMON = {"_native", "_arrays", "_ragged", "results", "errors"}
@@ -42,6 +42,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "bounds": COMMON | {"output"},
     # An index is saved.
     "key_index": COMMON | {"_files"},
+    "kv_index": COMMON | {"key_index"},
     # Attention may be given an index.
     "sparse_attention": COMMON | {"key_index"},
     # A guard is an index of what was dropped, with balls around its values, and saved.

@@ -57,6 +57,7 @@ NAMED = {
     "src/attention/tile.rs": ["U", "SAFE"],
     "src/numerics/certified_sums.rs": ["U", "V", "LN2_HIGH", "LN2_LOW"],
     "src/index/codes/shrink.rs": ["STALE"],
+    "src/index/spread.rs": ["GROWN", "UP"],
     "src/index/codes.rs": ["OUTLYING"],
     "src/index/gram.rs": ["U"],
     "src/index/listed_search.rs": ["CLOSE"],

@@ -70,7 +70,7 @@ impl KeyIndex {
     }
 
     /// Locks the index for writing. Call it as [`KeyIndex::read`].
-    fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex<'static>> {
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex<'static>> {
         self.0.write().expect(HALF_CHANGED)
     }
 
@@ -142,6 +142,7 @@ impl Tables<'_> {
                 gram: gram[head].into(),
                 numbers: numbers[head].try_into().map_err(wrong)?,
                 fingerprint: bytemuck::cast_slice(fingerprint[head]).try_into().map_err(wrong)?,
+                ..Saved::default()
             })
         };
         let heads = (0..count).map(head).collect::<PyResult<Vec<_>>>()?;
@@ -150,14 +151,14 @@ impl Tables<'_> {
 }
 
 /// Binary file of Python, and the exception that ended reading or writing it.
-struct PyFile {
+pub(super) struct PyFile {
     file: Py<PyAny>,
     raised: Option<PyErr>,
 }
 
 impl PyFile {
     /// Lends a file to `work`, with the interpreter released between its portions.
-    fn lend<R: Send>(
+    pub(super) fn lend<R: Send>(
         file: Bound<'_, PyAny>,
         work: impl Send + FnOnce(&mut Self) -> Result<R, Error>,
     ) -> PyResult<R> {
@@ -496,6 +497,7 @@ impl KeyIndex {
                 gram: contiguous(gram, "an index")?.to_vec().into(),
                 numbers: contiguous(numbers, "an index")?.try_into().map_err(wrong)?,
                 fingerprint: contiguous(fingerprint, "an index")?.try_into().map_err(wrong)?,
+                ..Saved::default()
             });
         }
         let index = core::KeyIndex::load(&shape, dtype, saved, Trust::Nothing).raise()?;

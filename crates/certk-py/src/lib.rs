@@ -22,6 +22,7 @@ mod output;
 mod products;
 mod results;
 mod select;
+mod value_index;
 mod visible;
 
 use pyo3::prelude::*;
@@ -64,6 +65,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::select::{certify, select, set_simd_level, simd_level};
+    #[pymodule_export]
+    use super::value_index::ValueIndex;
     #[pymodule_export]
     use super::visible::visible_rows;
 

@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::{Chunk, Chunks, Part, Piece, Stored};
 use crate::error::Error;
-use crate::kernels::{BIAS, LANES, STEP};
+use crate::kernels::LANES;
 use crate::runtime::ambient;
 use crate::runtime::memory::list;
 
@@ -48,9 +48,7 @@ impl Chunks<'_> {
         }
         if let Some(chunk) = self.pieces.last_mut().and_then(|piece| piece.chunk(block)) {
             let (lines, keys) = (chunk.lines.len() - block, chunk.scales.len() - LANES);
-            for line in chunk.lines[lines..].chunks_exact_mut(STEP * LANES) {
-                line[lanes * STEP..].fill(BIAS);
-            }
+            self.content.clear(&mut chunk.lines[lines..], lanes);
             chunk.scales[keys + lanes..].fill(bf16::ZERO);
             chunk.radii[keys + lanes..].fill(bf16::ZERO);
             chunk.uncoded.truncate(chunk.uncoded.partition_point(|&key| (key as usize) < len));
@@ -82,10 +80,7 @@ impl Chunks<'_> {
             for (at, (_, from)) in (0..out.scales.len().min(len - to)).zip(&mut stay) {
                 let (group, lane) = (at / LANES, at % LANES);
                 let block = &mut out.lines[group * self.block..][..self.block];
-                let lines = block.chunks_exact_mut(STEP * LANES).zip(from.lines());
-                for (line, codes) in lines {
-                    line[lane * STEP..][..STEP].copy_from_slice(codes);
-                }
+                self.content.carry(from.block(), (block, lane));
                 out.scales[at] = from.part.scales[from.at];
                 out.radii[at] = from.part.radii[from.at];
                 if from.bare {
@@ -143,10 +138,8 @@ struct Place<'p> {
 }
 
 impl Place<'_> {
-    /// Its codes, four dimensions at a time.
-    fn lines(&self) -> impl Iterator<Item = &[u8]> {
-        let block = &self.part.lines[self.at / LANES * self.block..][..self.block];
-        let lane = self.at % LANES;
-        block.chunks_exact(STEP * LANES).map(move |line| &line[lane * STEP..][..STEP])
+    /// The block that has its codes, and where in it.
+    fn block(&self) -> (&[u8], usize) {
+        (&self.part.lines[self.at / LANES * self.block..][..self.block], self.at % LANES)
     }
 }

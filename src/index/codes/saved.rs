@@ -5,14 +5,16 @@ use std::borrow::Cow;
 use half::bf16;
 
 use super::super::chunks::{Chunks, Part};
+use super::super::content::Content;
 use super::super::fingerprint::Fingerprint;
 use super::super::frame::{OwnFrame, sign};
 use super::super::gram::Gram;
+use super::super::spread::Spread;
 use super::Codes;
-use crate::kernels::{LANES, LINE, STEP};
+use crate::kernels::LANES;
 
 /// Everything that cannot be worked out from the number of keys and their entries.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Saved<'a> {
     /// Bytes, sixteen keys to a block.
     pub lines: Cow<'a, [u8]>,
@@ -26,6 +28,10 @@ pub struct Saved<'a> {
     pub mean: Cow<'a, [f32]>,
     /// Gram matrix of the quantization errors.
     pub gram: Cow<'a, [f64]>,
+    /// Gram matrix of what codes of values stand for; nothing of keys.
+    pub spread: Cow<'a, [f64]>,
+    /// The error of that matrix, and the number of additions in it.
+    pub spread_numbers: [f64; 2],
     /// In order: the error of the Gram matrix, the largest quantization error, the largest key, the number of additions
     /// in the Gram matrix, the largest error that gets a code, the largest entry of any key, and the size of the
     /// frame's blocks.
@@ -54,6 +60,7 @@ impl Saved<'_> {
             uncoded: self.uncoded.into_owned().into(),
             mean: self.mean.into_owned().into(),
             gram: self.gram.into_owned().into(),
+            spread: self.spread.into_owned().into(),
             ..self
         }
     }
@@ -87,15 +94,21 @@ impl<'a> Codes<'a> {
         let (gram, [lost, loss, norm, additions]) = self.gram.parts();
         let Codes { spared, largest, .. } = *self;
         let block = self.frame.block as f64;
+        let (spread, spread_numbers) = match &self.spread {
+            Some(spread) => {
+                let (sums, [lost, _, _, additions]) = spread.gram().parts();
+                (sums, [lost, additions])
+            }
+            None => (&[][..], [0.0; 2]),
+        };
         Saved {
-            lines: Cow::Borrowed(&[]),
-            scales: Cow::Borrowed(&[]),
-            radii: Cow::Borrowed(&[]),
-            uncoded: Cow::Borrowed(&[]),
             mean: (&*self.frame.mean).into(),
             gram: gram.into(),
+            spread: spread.into(),
+            spread_numbers,
             numbers: [lost, loss, norm, additions, spared, f64::from(largest), block],
             fingerprint: self.fingerprint.0,
+            ..Saved::default()
         }
     }
 
@@ -105,17 +118,17 @@ impl<'a> Codes<'a> {
         self.chunks.parts()
     }
 
-    /// Codes of `n` keys of `dim` entries; an error says what of it no index would have written.
+    /// Codes of `n` keys or values of `dim` entries; an error says what of it no index would have written.
     pub(crate) fn load(
-        n: usize,
-        dim: usize,
+        content: Content,
+        (n, dim): (usize, usize),
         saved: Saved<'a>,
         trust: Trust,
     ) -> Result<Self, &'static str> {
         let need = |fits: bool, problem: &'static str| if fits { Ok(()) } else { Err(problem) };
         let [lost, loss, norm, additions, spared, largest, block] = saved.numbers;
         let (width, keys) = (dim.next_multiple_of(LANES), n.next_multiple_of(LANES));
-        need(saved.lines.len() == keys / LANES * dim.div_ceil(STEP) * LINE, "codes")?;
+        need(saved.lines.len() == keys / LANES * content.block(dim), "codes")?;
         need(saved.scales.len() == keys && saved.radii.len() == keys, "scales or radii")?;
         let ascending = saved.uncoded.windows(2).all(|pair| pair[0] < pair[1]);
         let inside = saved.uncoded.last().is_none_or(|last| (*last as usize) < n);
@@ -133,11 +146,20 @@ impl<'a> Codes<'a> {
         let padded = saved.mean.get(dim..).is_some_and(|rest| rest.iter().all(|mean| *mean == 0.0));
         need(saved.mean.len() == width && finite && padded, "the mean")?;
         let whole = 1usize << dim.trailing_zeros();
-        need(block == 1.0 || block == whole as f64, "the rotation")?;
+        let turned = content == Content::Keys && block == whole as f64;
+        need(block == 1.0 || turned, "the rotation")?;
         need(spared > 0.0 && largest >= 0.0 && largest <= f64::from(f32::MAX), "a bound")?;
         let gram = Gram::of_parts(width, saved.gram, [lost, loss, norm, additions]);
         let gram = gram.ok_or("the Gram matrix")?;
-        let size = dim.div_ceil(STEP) * LINE;
+        let spread = match content {
+            Content::Keys => None,
+            Content::Values => {
+                let [lost, additions] = saved.spread_numbers;
+                let sums = Gram::of_parts(width, saved.spread, [lost, 0.0, 0.0, additions]);
+                Some(Spread::new(sums.ok_or("the matrix of values")?, &gram))
+            }
+        };
+        let size = (content, dim);
         let chunks = match (saved.lines, saved.scales, saved.radii, saved.uncoded) {
             (
                 Cow::Borrowed(lines),
@@ -166,6 +188,7 @@ impl<'a> Codes<'a> {
             },
             chunks,
             gram,
+            spread,
             spared,
             stale,
             largest: largest as f32,

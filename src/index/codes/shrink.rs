@@ -5,6 +5,7 @@
 //! are encoded anew.
 
 use super::super::chunks::shrink::Spare;
+use super::super::content::Content;
 use super::super::element::Coded;
 use super::super::fingerprint::Fingerprint;
 use super::super::gram::Gram;
@@ -111,7 +112,10 @@ impl<'a> Codes<'a> {
         len: usize,
         threads: usize,
     ) -> Result<Self, Error> {
-        let mut anew = Codes::new(self.dim, keys, len, Some(self.frame.block > 1));
+        let mut anew = match self.content() {
+            Content::Keys => Codes::new(self.dim, keys, len, Some(self.frame.block > 1)),
+            Content::Values => Codes::of_values(self.dim, keys, len),
+        };
         if len < FEW {
             anew.frame = self.frame.clone();
             anew.spared = self.spared;

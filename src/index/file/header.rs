@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use crate::error::Error;
-use crate::kernels::{LANES, LINE, STEP};
+use crate::index::content::Content;
+use crate::kernels::LANES;
 use crate::runtime::memory::{list, product};
 
 const VERSION: usize = 2;
@@ -20,6 +21,8 @@ pub(super) enum Kind {
     Fingerprint,
     Gram,
     Numbers,
+    Spread,
+    SpreadNumbers,
     Bare,
     Mean,
     Radii,
@@ -33,6 +36,8 @@ const KINDS: [&[(Kind, &str, &str, usize)]; 4] = [
         (Kind::Fingerprint, "fingerprint", "U64", 8),
         (Kind::Gram, "gram", "F64", 8),
         (Kind::Numbers, "numbers", "F64", 8),
+        (Kind::Spread, "spread", "F64", 8),
+        (Kind::SpreadNumbers, "spread_numbers", "F64", 8),
     ],
     &[(Kind::Bare, "bare", "U32", 4), (Kind::Mean, "mean", "F32", 4)],
     &[(Kind::Radii, "radii", "BF16", 2), (Kind::Scales, "scales", "BF16", 2)],
@@ -42,7 +47,8 @@ const KINDS: [&[(Kind, &str, &str, usize)]; 4] = [
 /// Contents of a header.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct About {
-    /// That of the keys.
+    pub(super) content: Content,
+    /// That of the keys or values.
     pub(super) shape: Vec<usize>,
     pub(super) dtype: String,
     pub(super) sha256: String,
@@ -59,6 +65,14 @@ pub(super) struct Entry {
     pub(super) bytes: Range<usize>,
     name: &'static str,
     dtype: &'static str,
+}
+
+/// Returns the name that a file begins with.
+fn format(content: Content) -> &'static str {
+    match content {
+        Content::Keys => "certk-key-index",
+        Content::Values => "certk-value-index",
+    }
 }
 
 fn refused(problem: &str) -> Error {
@@ -85,16 +99,20 @@ impl About {
             return Err(none());
         }
         let (width, keys) = (dim.next_multiple_of(LANES), n.next_multiple_of(LANES));
-        let codes = (keys / LANES).checked_mul(dim.div_ceil(STEP) * LINE).ok_or_else(none)?;
+        let codes = (keys / LANES).checked_mul(self.content.block(dim)).ok_or_else(none)?;
         let heads = named(self.bare.len())?;
-        let mut entries = list("an index", self.bare.len().saturating_mul(8))?;
+        let mut entries = list("an index", self.bare.len().saturating_mul(10))?;
         let mut end = 0usize;
         for kinds in KINDS {
             for &(_, head) in &heads {
                 for &(kind, name, dtype, size) in kinds {
+                    let of_values = matches!(kind, Kind::Spread | Kind::SpreadNumbers);
+                    if of_values && self.content == Content::Keys {
+                        continue;
+                    }
                     let count = match kind {
-                        Kind::Fingerprint => 2,
-                        Kind::Gram => width * width,
+                        Kind::Fingerprint | Kind::SpreadNumbers => 2,
+                        Kind::Gram | Kind::Spread => width * width,
                         Kind::Numbers => 7,
                         Kind::Bare => self.bare[head],
                         Kind::Mean => width,
@@ -118,7 +136,8 @@ impl About {
     pub(super) fn text(&self, sha256: &str) -> Result<Vec<u8>, Error> {
         let shape: Vec<String> = self.shape.iter().map(ToString::to_string).collect();
         let mut text = format!(
-            r#"{{"__metadata__":{{"certk":"{{\"format\": \"certk-key-index\", \"version\": {VERSION}, \"shape\": [{}], \"dtype\": \"{}\", \"sha256\": \"{sha256}\"}}"}}"#,
+            r#"{{"__metadata__":{{"certk":"{{\"format\": \"{}\", \"version\": {VERSION}, \"shape\": [{}], \"dtype\": \"{}\", \"sha256\": \"{sha256}\"}}"}}"#,
+            format(self.content),
             shape.join(", "),
             self.dtype,
         );
@@ -147,19 +166,27 @@ impl About {
     ///
     /// # Errors
     /// [`Error::IndexFile`] for any header that is not written for an index of this version; [`Error::NoMemory`].
-    pub(super) fn of_text(header: &[u8]) -> Result<Self, Error> {
+    pub(super) fn of_text(content: Content, header: &[u8]) -> Result<Self, Error> {
         let other = || refused("its header is not one that is written for an index");
         let text = header.get(8..).and_then(|text| std::str::from_utf8(text).ok());
         let mut rest = Rest(text.ok_or_else(other)?);
-        rest.skip(r#"{"__metadata__":{"certk":"{\"format\": \"certk-key-index\", \"version\": "#)
-            .ok_or_else(|| refused("it does not say that it is one"))?;
+        let none = || refused("it does not say that it is one");
+        rest.skip(r#"{"__metadata__":{"certk":"{\"format\": \""#).ok_or_else(none)?;
+        let stated = rest.until(r#"\", \"version\": "#).ok_or_else(none)?;
+        let known = [Content::Keys, Content::Values].into_iter().find(|one| format(*one) == stated);
+        let held = known.ok_or_else(none)?.name();
+        if known != Some(content) {
+            let wanted = content.name();
+            let problem = format!("it holds {held}, and an index of {wanted} is read here");
+            return Err(Error::IndexFile { problem });
+        }
         let version = rest.number().ok_or_else(other)?;
         if version != VERSION {
             let problem =
                 format!("it has format version {version}, and {VERSION} is what this reads");
             return Err(Error::IndexFile { problem });
         }
-        let about = rest.about().ok_or_else(other)?;
+        let about = rest.about(content).ok_or_else(other)?;
         let heads = product("an index", &about.shape[..about.shape.len().saturating_sub(2)])?;
         // A head has eight parts, of which each takes more than so many letters.
         if heads > header.len() / (8 * 32) {
@@ -205,7 +232,7 @@ impl Rest<'_> {
     }
 
     /// Parses the rest after the version.
-    fn about(&mut self) -> Option<About> {
+    fn about(&mut self, content: Content) -> Option<About> {
         self.skip(r#", \"shape\": ["#)?;
         let mut shape = vec![self.number()?];
         while self.skip(", ").is_some() {
@@ -216,6 +243,6 @@ impl Rest<'_> {
         let sha256 = self.until(r#"\"}"}"#)?;
         let hex = |letter: u8| letter.is_ascii_digit() || (b'a'..=b'f').contains(&letter);
         let whole = sha256.len() == 64 && sha256.bytes().all(hex);
-        whole.then_some(About { shape, dtype, sha256, bare: Vec::new() })
+        whole.then_some(About { content, shape, dtype, sha256, bare: Vec::new() })
     }
 }

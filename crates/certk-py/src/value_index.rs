@@ -1,0 +1,106 @@
+//! `ValueIndex`.
+
+use std::sync::{RwLock, RwLockReadGuard};
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::arguments;
+use super::arrays::Stored;
+use super::errors::detached;
+use super::key_index::{HALF_CHANGED, KeyIndex, PyFile, vectors};
+use certk_rs::bindings::{default_floats, with_threads};
+use certk_rs::{self as core};
+
+#[pyclass(frozen, module = "certk_rs._native")]
+pub(super) struct ValueIndex(RwLock<core::ValueIndex<'static>>);
+
+impl ValueIndex {
+    /// Locks the index for reading, as [`KeyIndex::read`]; lock that of the keys before.
+    ///
+    /// # Panics
+    /// If an earlier call failed unexpectedly while it changed the index.
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, core::ValueIndex<'static>> {
+        self.0.read().expect(HALF_CHANGED)
+    }
+}
+
+#[pymethods]
+impl ValueIndex {
+    #[staticmethod]
+    fn build(
+        py: Python<'_>,
+        values: Stored<'_>,
+        threads: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let _modes = default_floats();
+        let values = vectors(&values, "values")?;
+        let threads = arguments::threads(threads)?;
+        let index = detached(py, || with_threads(threads, || core::ValueIndex::build(&values)))?;
+        Ok(ValueIndex(RwLock::new(index)))
+    }
+
+    /// Appends to both indexes or to neither.
+    fn append_beside(
+        &self,
+        py: Python<'_>,
+        values: Stored<'_>,
+        index: &KeyIndex,
+        keys: Stored<'_>,
+        threads: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _modes = default_floats();
+        let (keys, values) = (vectors(&keys, "keys")?, vectors(&values, "values")?);
+        let threads = arguments::threads(threads)?;
+        detached(py, || {
+            let (mut index, mut own) = (index.write(), self.0.write().expect(HALF_CHANGED));
+            with_threads(threads, || own.append_beside(&values, &mut index, &keys))
+        })
+    }
+
+    fn check(
+        &self,
+        py: Python<'_>,
+        values: Stored<'_>,
+        threads: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _modes = default_floats();
+        let values = vectors(&values, "values")?;
+        let threads = arguments::threads(threads)?;
+        detached(py, || with_threads(threads, || self.read().check(&values)))
+    }
+
+    fn write_to(&self, py: Python<'_>, file: Bound<'_, PyAny>) -> PyResult<()> {
+        let _modes = default_floats();
+        // Others may append meanwhile.
+        let snapshot = detached(py, || Ok(self.read().snapshot()))?;
+        PyFile::lend(file, |file| snapshot.write_to(file))
+    }
+
+    #[staticmethod]
+    fn read_from(file: Bound<'_, PyAny>) -> PyResult<Self> {
+        let _modes = default_floats();
+        let index = PyFile::lend(file, |file| core::ValueIndex::read_from(file))?;
+        Ok(ValueIndex(RwLock::new(index)))
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let shape = detached(py, || {
+            let index = self.read();
+            let last = [index.len(), index.dim()];
+            Ok(index.batch_shape().iter().copied().chain(last).collect::<Vec<_>>())
+        })?;
+        PyTuple::new(py, shape)
+    }
+
+    #[getter]
+    fn dtype(&self, py: Python<'_>) -> PyResult<&'static str> {
+        detached(py, || Ok(self.read().dtype()))
+    }
+
+    #[getter]
+    fn bytes(&self, py: Python<'_>) -> PyResult<usize> {
+        detached(py, || Ok(self.read().bytes()))
+    }
+}

@@ -1,0 +1,184 @@
+"""An index of keys and of the values beside them, one byte an entry each.
+
+The Gram certificate over codes of values is ours: docs/search.md.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from numpy.typing import ArrayLike, NDArray
+
+from . import _native
+from ._arrays import coerce
+from .errors import CertkError
+from .key_index import KeyIndex
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Stored = tuple[NDArray[Any], str]
+
+
+class KvIndex(KeyIndex):
+    """A `KeyIndex` that has codes of the values as well; see docs/search.md.
+
+    Made by `build` or `load`. Values take d_v + 4 bytes each (d_v rounded up to a multiple of 16)
+    and two d_v x d_v matrices per head. Values themselves are not kept.
+    """
+
+    def __init__(
+        self, index: _native.KeyIndex, kept: NDArray[Any] | None, values: _native.ValueIndex
+    ) -> None:
+        """Take over native indexes and the keys to be kept; users call `build` or `load`."""
+        super().__init__(index, kept)
+        self._values = values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Codes are copied, also by `copy.copy`: an index and its copy grow apart."""
+        values = io.BytesIO()
+        with self._appending:
+            self._values.write_to(values)
+            parts = self._index.parts()
+            return _restored, (self.shape, self.dtype, parts, self._kept, values.getvalue())
+
+    @classmethod
+    def build(  # type: ignore[override]
+        cls,
+        keys: ArrayLike,
+        values: ArrayLike,
+        *,
+        rotate: bool | None = None,
+        keep_keys: bool = True,
+        threads: int | None = None,
+    ) -> Self:
+        """Encode keys and values, in parallel.
+
+        Args:
+            keys: As in `KeyIndex.build`.
+            values: (n, d_v) or (..., kv_heads, n, d_v), the axes before the last as those of
+                `keys`; float32, float16 or bfloat16, all finite.
+            rotate: As in `KeyIndex.build`, of keys. Values are not turned.
+            keep_keys: As in `KeyIndex.build`.
+            threads: Number of threads; None for all available.
+
+        Raises:
+            CertkError: Bad input; names the place. Keys and values of different axes; names both
+                shapes.
+        """
+        stored, beside = _pair(keys, values)
+        index = _native.KeyIndex.build(stored, rotate, threads)
+        native_values = _native.ValueIndex.build(beside, threads)
+        return cls(index, stored[0] if keep_keys else None, native_values)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codes of keys and of values, and of what is known of them."""
+        return super().nbytes + self._values.bytes
+
+    def __repr__(self) -> str:
+        kept = "kept" if self._kept is not None else "not kept"
+        entries = self._values.shape[-1]
+        return (
+            f"KvIndex(shape={self.shape}, {self.dtype} keys {kept}, {self._values.dtype} values of "
+            f"{entries} entries, {self.nbytes} bytes)"
+        )
+
+    def append(  # type: ignore[override]
+        self, keys: ArrayLike, values: ArrayLike, *, threads: int | None = None
+    ) -> None:
+        """Append keys (..., m, d) and the values (..., m, d_v) beside them, as `KeyIndex.append`.
+
+        On an error the index is as it was, in both parts.
+
+        Raises:
+            CertkError: Bad input; names the place.
+        """
+        stored, beside = _pair(keys, values)
+        append = self._values.append_beside
+        self._grow(stored[0], lambda: append(beside, self._index, stored, threads))
+
+    def check(
+        self,
+        keys: ArrayLike | None = None,
+        values: ArrayLike | None = None,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        """Compare keys and values, all of them, with those that the index was built of.
+
+        As `KeyIndex.check`. `keys` may be None for the kept ones; values are not kept.
+
+        Raises:
+            CertkError: They are not those; names the head. Or there are none to check.
+        """
+        if values is None:
+            raise CertkError("values are needed: the index does not keep them; pass them to check")
+        super().check(keys, threads=threads)
+        self._values.check(_as_native_values(values), threads)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], keys: ArrayLike | None = None) -> Self:
+        """Read what `save` wrote: the file of the keys, followed by that of the values.
+
+        Args:
+            path: The file.
+            keys: The keys that it was built of, to be kept; all of them are compared.
+
+        Raises:
+            CertkError: The file is cut off, damaged or no index of keys and values; or the keys
+                are others.
+            OSError: The file cannot be read.
+        """
+        return super().load(path, keys)
+
+    def _write(self, stream: BinaryIO) -> None:
+        with self._appending:  # keys and values of one moment
+            self._index.write_to(stream)
+            self._values.write_to(stream)
+
+    @classmethod
+    def _read(cls, stream: BinaryIO) -> Self:
+        index = _native.KeyIndex.read_from(stream)
+        return cls._of(index, None, _native.ValueIndex.read_from(stream))
+
+    @classmethod
+    def _of(
+        cls, index: _native.KeyIndex, kept: NDArray[Any] | None, values: _native.ValueIndex
+    ) -> Self:
+        """Make an index of parts that may not be of one."""
+        if index.shape[:-1] != values.shape[:-1]:
+            raise CertkError(
+                f"its keys have shape {index.shape} and its values {values.shape}: they are not of "
+                "one index; build it again"
+            )
+        return cls(index, kept, values)
+
+
+def _restored(
+    shape: tuple[int, ...],
+    dtype: str,
+    parts: list[Any],
+    kept: NDArray[Any] | None,
+    values: bytes,
+) -> KvIndex:
+    """Make an index from what `KvIndex.__reduce__` gives."""
+    index = _native.KeyIndex.of_parts(shape, dtype, parts)
+    return KvIndex._of(index, kept, _native.ValueIndex.read_from(io.BytesIO(values)))
+
+
+def _as_native_values(values: ArrayLike) -> _Stored:
+    return coerce.as_native_floats("values", values)
+
+
+def _pair(keys: ArrayLike, values: ArrayLike) -> tuple[_Stored, _Stored]:
+    """Return keys and the values beside them, as `_native` takes them."""
+    stored, beside = coerce.as_native_floats("keys", keys), _as_native_values(values)
+    if stored[0].shape[:-1] != beside[0].shape[:-1]:
+        raise CertkError(
+            f"values have shape {beside[0].shape}, keys {stored[0].shape}: pass a value for each "
+            "key, so that all axes but the last agree"
+        )
+    return stored, beside

@@ -1,0 +1,89 @@
+//! Where the bytes of vectors lie: in groups of sixteen, in lines of 64 bytes.
+//!
+//! A line of keys holds four entries of each of sixteen keys, a key's four behind each other. A line of values holds sixteen entries
+//! of four values, an entry's four behind each other, so that a weighted sum of values is the same integer product as a score.
+
+use crate::kernels::{BIAS, LANES, LINE, STEP};
+
+/// Kind of vectors that an index holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Content {
+    #[default]
+    Keys,
+    Values,
+}
+
+impl Content {
+    /// Returns the name of what is held.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Content::Keys => "keys",
+            Content::Values => "values",
+        }
+    }
+
+    /// Returns the number of Gram matrices of a head.
+    pub(super) fn matrices(self) -> usize {
+        match self {
+            Content::Keys => 1,
+            Content::Values => 2,
+        }
+    }
+
+    /// Returns the bytes of a group of vectors of that many entries.
+    pub(super) fn block(self, dim: usize) -> usize {
+        match self {
+            Content::Keys => dim.div_ceil(STEP) * LINE,
+            Content::Values => dim.next_multiple_of(LANES) * LANES,
+        }
+    }
+
+    /// Writes the bytes of a vector, in whole groups of entries, to its place in a block.
+    pub(super) fn put(self, bytes: &[u8], (block, lane): (&mut [u8], usize)) {
+        let fours = block.as_chunks_mut::<STEP>().0;
+        match self {
+            Content::Keys => {
+                let bytes = bytes.as_chunks::<STEP>().0;
+                fours
+                    .chunks_exact_mut(LANES)
+                    .zip(bytes)
+                    .for_each(|(line, four)| line[lane] = *four);
+            }
+            Content::Values => {
+                let fours = fours.iter_mut().skip(lane / STEP * bytes.len());
+                fours.zip(bytes).for_each(|(four, byte)| four[lane % STEP] = *byte);
+            }
+        }
+    }
+
+    /// Copies the bytes of a vector from its place in a block to one in another.
+    pub(super) fn carry(self, (from, lane): (&[u8], usize), (to, place): (&mut [u8], usize)) {
+        let (from, to) = (from.as_chunks::<STEP>().0, to.as_chunks_mut::<STEP>().0);
+        match self {
+            Content::Keys => {
+                let lines = to.chunks_exact_mut(LANES).zip(from.chunks_exact(LANES));
+                lines.for_each(|(to, from)| to[place] = from[lane]);
+            }
+            Content::Values => {
+                let width = from.len() / STEP;
+                let from = &from[lane / STEP * width..];
+                let to = &mut to[place / STEP * width..][..width];
+                to.iter_mut().zip(from).for_each(|(to, from)| to[place % STEP] = from[lane % STEP]);
+            }
+        }
+    }
+
+    /// Empties the places in a block from one on.
+    pub(super) fn clear(self, block: &mut [u8], from: usize) {
+        let quarter = block.len() / STEP;
+        for (at, byte) in block.iter_mut().enumerate() {
+            let lane = match self {
+                Content::Keys => at % LINE / STEP,
+                Content::Values => at / quarter * STEP + at % STEP,
+            };
+            if lane >= from {
+                *byte = BIAS;
+            }
+        }
+    }
+}
