@@ -1,6 +1,7 @@
 //! Passes over stored vectors: products with queries, weighted sums, and both together over tiles of rows.
 
 mod average;
+mod coded;
 mod dot;
 mod listed;
 mod matmul;
@@ -10,6 +11,7 @@ mod shared;
 mod tests;
 mod tile;
 
+pub(crate) use coded::{CodedSums, WeightSums};
 pub(crate) use matmul::{DEPTH, Queries, SIDE};
 pub(crate) use narrow::BESIDE;
 pub(crate) use tile::{

@@ -14,7 +14,7 @@ const CODE: f32 = 127.0;
 /// Difference of a byte and its code.
 pub(crate) const BIAS: u8 = 128;
 /// 2^23 + 2^22: a float of this size has a last place of 1, so adding it rounds to an integer, ties to even.
-pub(super) const ROUND: f32 = 12_582_912.0;
+pub(crate) const ROUND: f32 = 12_582_912.0;
 /// Scales of keys lie in this range: their reciprocals are normal numbers, and so are products of them with codes.
 const SCALES: (f32, f32) = (1e-30, 1e28);
 

@@ -9,6 +9,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 
+pub(super) use encode::ROUND;
 pub(crate) use encode::{BIAS, Encoded, Frame};
 pub(crate) use outer::{PANEL, Packed};
 pub(crate) use scan::{Bytes, Coarse};

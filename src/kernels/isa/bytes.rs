@@ -37,6 +37,20 @@ impl Step {
         Step { high, both, low }
     }
 
+    /// Four zeros.
+    pub(crate) const NOTHING: Step = Step { high: [0; STEP], both: [0; STEP], low: [0; STEP] };
+
+    /// Returns the step of `256 * high + low`, none above 32 639, given the bits of signed bytes.
+    #[inline(always)]
+    pub(crate) fn of_halves(high: [u8; STEP], low: [u8; STEP]) -> Self {
+        let (high, low) = (high.map(u8::cast_signed), low.map(u8::cast_signed));
+        let mut both = [0; STEP];
+        for ((both, high), low) in both.iter_mut().zip(high).zip(low) {
+            *both = 256 * i16::from(high) + i16::from(low);
+        }
+        Step { high, both, low }
+    }
+
     /// Returns a step for readers of `both` alone.
     #[inline(always)]
     fn widened(four: [i8; STEP]) -> Self {

@@ -1,0 +1,356 @@
+//! Weights of scores by codes, and averages of values in codes.
+//!
+//! A weight times the scale of a value's code becomes a whole number of fifteen bits, relative to the largest of
+//! [`BLOCK`] values. Products with bytes are then integers, as in a scan of keys, and a block's sums are exact.
+//!
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
+
+use half::bf16;
+
+use crate::kernels::index::{BIAS, ROUND};
+use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP, Step, ask_for};
+use crate::kernels::simd::{BytePass, Pass, Simd};
+use crate::kernels::weights::{DEPTH, Exp, Sum, WeightFn};
+
+/// Sums over some weights: of them, and of their squares; and the largest.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct WeightSums {
+    pub(crate) weights: f64,
+    pub(crate) squares: f64,
+    pub(crate) largest: f32,
+}
+
+impl WeightSums {
+    /// Adds those of other weights.
+    pub(crate) fn join(&mut self, other: &WeightSums) {
+        self.weights += other.weights;
+        self.squares += other.squares;
+        self.largest = self.largest.max(other.largest);
+    }
+}
+
+/// Weighs scores in place, if there is a shift, and sums the weights.
+struct Weigh<'a> {
+    scores: &'a mut [f32],
+    shift: Option<f32>,
+}
+
+impl Pass<WeightSums> for Weigh<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) -> WeightSums {
+        let (mut weights, mut squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
+        let mut largest = L::F32::splat(0.0);
+        for block in self.scores.chunks_mut(LANES * DEPTH) {
+            for group in block.chunks_exact_mut(LANES) {
+                let mut weight = L::F32::load(group.as_ptr());
+                if let Some(shift) = self.shift {
+                    weight = Exp(shift).weigh(weight);
+                    weight.store(group.as_mut_ptr());
+                }
+                weights.add(weight);
+                squares.add(weight.mul(weight));
+                largest = weight.max(largest);
+            }
+            weights.flush();
+            squares.flush();
+        }
+        let (weights, squares) = (weights.total(), squares.total());
+        WeightSums { weights, squares, largest: largest.largest() }
+    }
+}
+
+/// Values whose weights are rounded together, in whole groups.
+const BLOCK: usize = 4 * LANES;
+/// Steps of four values in a block.
+const STEPS: usize = BLOCK / STEP;
+/// The largest whole number, so that its high half is a signed byte.
+const TOP: f32 = 32_639.0;
+/// Smaller products of weights and scales count as nothing.
+const LEAST: f32 = 1e-30;
+/// Bytes of lines that are prefetched ahead.
+const AHEAD: usize = 4096;
+
+/// The weights of a block as whole numbers.
+#[derive(Clone, Copy)]
+struct Block {
+    steps: [Step; STEPS],
+    /// Contribution of the bytes' bias to a sum, negated.
+    correction: i32,
+    /// Weight of a number of 1; 0 if all weights count as nothing.
+    unit: f32,
+}
+
+impl Block {
+    const NOTHING: Block = Block { steps: [Step::NOTHING; STEPS], correction: 0, unit: 0.0 };
+}
+
+/// Sums of values in codes by the weights of one row.
+#[derive(Debug)]
+pub(crate) struct CodedSums<'a> {
+    /// In whole groups of values.
+    pub(crate) weights: &'a [f32],
+    /// One for each entry of a value, in whole groups.
+    pub(crate) sums: &'a mut [f64],
+    /// Bound on what rounding the weights moves the sums by, in the largest length of a code.
+    pub(crate) lost: f64,
+}
+
+struct Average<'a, 'b, const Q: usize> {
+    lines: &'a [u8],
+    scales: &'a [bf16],
+    to: &'a mut [CodedSums<'b>; Q],
+}
+
+impl<const Q: usize> Average<'_, '_, Q> {
+    /// Rounds the weights of a row's block that begins with a group.
+    #[inline(always)]
+    unsafe fn round<L: Level>(&mut self, q: usize, group: usize, groups: usize) -> Block {
+        let to = &mut self.to[q];
+        let mut products = [[0.0f32; LANES]; BLOCK / LANES];
+        let mut top = L::F32::splat(0.0);
+        for (g, product) in products.iter_mut().enumerate().take(groups) {
+            let at = (group + g) * LANES;
+            let weights = L::F32::load(to.weights[at..].as_ptr());
+            let weights = weights.mul(L::load_bf16(self.scales[at..].as_ptr()));
+            weights.store(product.as_mut_ptr());
+            top = weights.max(top);
+        }
+        let top = top.largest();
+        if top < LEAST {
+            to.lost += f64::from(top) * BLOCK as f64;
+            return Block::NOTHING;
+        }
+        let unit = top / TOP;
+        let (inverse, round) = (L::F32::splat(TOP / top), L::F32::splat(ROUND));
+        let (mut total, mut high, mut low) =
+            (L::F32::splat(0.0), [[0u8; LANES]; BLOCK / LANES], [[0u8; LANES]; BLOCK / LANES]);
+        for ((product, high), low) in products.iter().zip(&mut high).zip(&mut low) {
+            let number = L::F32::load(product.as_ptr()).mul_add(inverse, round).sub(round);
+            total = total.add(number);
+            // The halves: a tie goes upward, so that the low one is a signed byte.
+            let shifted = number.mul_add(L::F32::splat(1.0 / 256.0), L::F32::splat(1.0 / 1024.0));
+            let upper = shifted.add(round);
+            let rest = upper.sub(round).mul_add(L::F32::splat(-256.0), number);
+            (*high, *low) = (L::low_bytes(upper), L::low_bytes(rest.add(round)));
+        }
+        // Each number is off by half a unit, and by the roundings of the product, of the unit and of its inverse.
+        to.lost += f64::from(unit) * (0.51 * BLOCK as f64);
+        let (high, low) = (high.as_flattened().as_chunks().0, low.as_flattened().as_chunks().0);
+        let mut steps = [Step::NOTHING; STEPS];
+        for ((step, high), low) in steps.iter_mut().zip(high).zip(low) {
+            *step = Step::of_halves(*high, *low);
+        }
+        Block { steps, correction: -i32::from(BIAS) * total.sum() as i32, unit }
+    }
+
+    /// Adds the sums of `T` lines of a block's steps, from one of each step's lines on.
+    #[inline(always)]
+    unsafe fn tile<B: ByteDots, const T: usize>(
+        &mut self,
+        blocks: &[Block; Q],
+        (first, steps): (usize, usize),
+        (at, width): (usize, usize),
+    ) {
+        let mut sums = [[B::zero(); T]; Q];
+        // `average_codes` has checked that the lines are there.
+        let lines = self.lines.as_ptr().add((first * width + at) * LINE);
+        for s in 0..steps {
+            for t in 0..T {
+                let line = lines.add((s * width + t) * LINE);
+                ask_for(line.wrapping_add(AHEAD));
+                for (sums, block) in sums.iter_mut().zip(blocks) {
+                    sums[t] = B::add(sums[t], line, block.steps[s]);
+                }
+            }
+        }
+        for ((sums, block), to) in sums.into_iter().zip(blocks).zip(self.to.iter_mut()) {
+            let unit = <B::Level as Level>::F64::splat(block.unit.into());
+            for (t, sum) in sums.into_iter().enumerate() {
+                let sum = B::Level::double(B::plus(sum, block.correction));
+                let to = to.sums[(at + t) * LANES..][..LANES].as_mut_ptr();
+                sum.mul_add(unit, <B::Level as Level>::F64::load(to)).store(to);
+            }
+        }
+    }
+}
+
+impl<const Q: usize> BytePass for Average<'_, '_, Q> {
+    #[inline(always)]
+    unsafe fn run<B: ByteDots>(mut self) {
+        let (groups, width) = (self.scales.len() / LANES, self.to[0].sums.len() / LANES);
+        for group in (0..groups).step_by(BLOCK / LANES) {
+            let here = (groups - group).min(BLOCK / LANES);
+            // Not by a closure, which is not compiled for the level.
+            let mut blocks = [Block::NOTHING; Q];
+            for (q, block) in blocks.iter_mut().enumerate() {
+                *block = self.round::<B::Level>(q, group, here);
+            }
+            if blocks.iter().all(|block| block.unit == 0.0) {
+                continue;
+            }
+            let (steps, mut at) = ((group * LANES / STEP, here * LANES / STEP), 0);
+            while at < width {
+                // As many lines at a time as have their sums in registers.
+                let most = if B::Level::ROOMY { 8 / Q } else { 2 / Q };
+                at += match most.min(width - at) {
+                    8 => {
+                        self.tile::<B, 8>(&blocks, steps, (at, width));
+                        8
+                    }
+                    4..8 => {
+                        self.tile::<B, 4>(&blocks, steps, (at, width));
+                        4
+                    }
+                    2..4 => {
+                        self.tile::<B, 2>(&blocks, steps, (at, width));
+                        2
+                    }
+                    _ => {
+                        self.tile::<B, 1>(&blocks, steps, (at, width));
+                        1
+                    }
+                };
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// Turns whole groups of scores, at most `shift`, into weights in place, and sums them.
+    pub(crate) fn weigh_codes(self, scores: &mut [f32], shift: f32) -> WeightSums {
+        assert!(scores.len().is_multiple_of(LANES));
+        self.run(Weigh { scores, shift: Some(shift) })
+    }
+
+    /// Sums whole groups of weights.
+    pub(crate) fn sum_weights(self, weights: &mut [f32]) -> WeightSums {
+        assert!(weights.len().is_multiple_of(LANES));
+        self.run(Weigh { scores: weights, shift: None })
+    }
+
+    /// Adds to the sums of each row what its weights make of whole groups of values in codes, without the centre of the
+    /// values.
+    pub(crate) fn average_codes<const Q: usize>(
+        self,
+        lines: &[u8],
+        scales: &[bf16],
+        to: &mut [CodedSums<'_>; Q],
+    ) {
+        let width = to[0].sums.len();
+        assert!(width.is_multiple_of(LANES) && scales.len().is_multiple_of(LANES));
+        assert!(lines.len() == scales.len() * width);
+        for to in &*to {
+            assert!(to.sums.len() == width && to.weights.len() == scales.len());
+        }
+        self.run_bytes(Average { lines, scales, to });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes, scales and weights of that many groups of values, the same at every run.
+    fn made(groups: usize, width: usize) -> (Vec<u8>, Vec<bf16>, Vec<f32>) {
+        let mut state = 7u32;
+        let mut next = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 8
+        };
+        let lines = (0..groups * LANES * width).map(|_| next() as u8).collect();
+        let scales = (0..groups * LANES).map(|_| bf16::from_f32(next() as f32 * 1e-9)).collect();
+        // Of all sizes, and some of them nothing.
+        let weight = |i: usize| (-((i * i % 97) as f32) * 0.4).exp() * (i % 5).min(1) as f32;
+        (lines, scales, (0..groups * LANES).map(weight).collect())
+    }
+
+    /// Returns the byte of an entry of a value.
+    fn byte(lines: &[u8], width: usize, value: usize, entry: usize) -> u8 {
+        let line = value / STEP * (width / LANES) + entry / LANES;
+        lines[line * LINE + entry % LANES * STEP + value % STEP]
+    }
+
+    fn averages<const Q: usize>(
+        simd: Simd,
+        (lines, scales, weights): &(Vec<u8>, Vec<bf16>, Vec<f32>),
+        width: usize,
+    ) -> Vec<(Vec<f64>, f64)> {
+        let mut sums = vec![vec![0.5; width]; Q];
+        let mut rows = sums.iter_mut();
+        let mut to: [CodedSums<'_>; Q] = std::array::from_fn(|_| CodedSums {
+            weights,
+            sums: &mut rows.next().unwrap()[..],
+            lost: 0.0,
+        });
+        simd.average_codes(lines, scales, &mut to);
+        let lost = to.map(|to| to.lost);
+        sums.into_iter().zip(lost).collect()
+    }
+
+    #[test]
+    fn averages_are_as_near_as_they_say_at_every_level() {
+        for (groups, width) in [(1, 16), (3, 48), (4, 128), (9, 80), (33, 64), (6, 144)] {
+            let given = made(groups, width);
+            let (lines, scales, weights) = &given;
+            let portable = averages::<1>(Simd::all().last().unwrap().1, &given, width).remove(0);
+            for (name, simd) in Simd::all() {
+                let all = [
+                    averages::<1>(*simd, &given, width),
+                    averages::<2>(*simd, &given, width),
+                    averages::<4>(*simd, &given, width),
+                    averages::<8>(*simd, &given, width),
+                ];
+                assert!(all.iter().flatten().all(|one| *one == portable), "{name} {width}");
+            }
+            let (mut off, mut size) = (0.0, 0.0);
+            for (entry, sum) in portable.0.iter().enumerate() {
+                let term = |value: usize| {
+                    let code = f64::from(byte(lines, width, value, entry)) - 128.0;
+                    f64::from(weights[value]) * f64::from(scales[value].to_f32()) * code
+                };
+                let terms = (0..weights.len()).map(term);
+                size += terms.clone().map(f64::abs).sum::<f64>();
+                off += (sum - 0.5 - terms.sum::<f64>()).powi(2);
+            }
+            let bound = portable.1 * 128.0 * (width as f64).sqrt() + 3e-7 * size;
+            assert!(off.sqrt() <= bound && portable.1 > 0.0, "{width}: {} {bound}", off.sqrt());
+        }
+    }
+
+    /// Numbers that are halves of a unit round the same way, and all codes are the largest.
+    #[test]
+    fn rounding_of_weights_reaches_its_bound() {
+        let (width, lines) = (16, vec![255; BLOCK * 16]);
+        let mut weights: Vec<f32> = (0..BLOCK).map(|i| 2.0 * (i * 101) as f32 + 0.5).collect();
+        weights[0] = TOP;
+        let given = (lines, vec![bf16::ONE; BLOCK], weights);
+        let (sums, lost) = averages::<1>(Simd::current().unwrap(), &given, width).remove(0);
+        let real: f64 = given.2.iter().map(|&weight| f64::from(weight) * 127.0).sum();
+        let off = (sums[0] - 0.5 - real).abs();
+        assert!(off <= lost * 127.0 && off >= 0.96 * lost * 127.0, "{off} {lost}");
+        // What is too small for a number counts in whole.
+        let tiny = (given.0, given.1, vec![LEAST / 2.0; BLOCK]);
+        let (sums, lost) = averages::<1>(Simd::current().unwrap(), &tiny, width).remove(0);
+        assert!(sums[0] == 0.5 && lost >= f64::from(LEAST) / 2.0 * BLOCK as f64);
+    }
+
+    #[test]
+    fn weights_and_their_sums_are_the_same_at_every_level() {
+        let scores: Vec<f32> = (0..20 * LANES).map(|i| -((i * 37 % 91) as f32) * 0.7).collect();
+        let weigh = |simd: Simd| {
+            let mut weights = scores.clone();
+            let sums = simd.weigh_codes(&mut weights, 0.5);
+            assert_eq!(simd.sum_weights(&mut weights.clone()), sums);
+            (weights, sums)
+        };
+        let (weights, sums) = weigh(Simd::current().unwrap());
+        let wide = weights.iter().map(|&weight| f64::from(weight));
+        assert!((sums.weights / wide.clone().sum::<f64>() - 1.0).abs() < 1e-6);
+        assert!((sums.squares / wide.map(|w| w * w).sum::<f64>() - 1.0).abs() < 1e-6);
+        assert_eq!(sums.largest, weights.iter().copied().fold(0.0, f32::max));
+        for (name, simd) in Simd::all() {
+            assert_eq!(weigh(*simd), (weights.clone(), sums), "{name}");
+        }
+    }
+}
