@@ -44,7 +44,7 @@ mod tests {
         back!(Kind: Logits, LogProbs, Probs);
         back!(Precision: F64, F32, F16, Bf16);
         back!(Status: Certified, OverBudget, Empty);
-        back!(Rung: Codes, Rescored, Dense);
+        back!(Rung: Codes, Rescored, Dense, Coded);
         back!(OutputBound: Exact, Diameter, Ball, Spectral, Variance);
         let error = "scores".parse::<Kind>().unwrap_err().to_string();
         assert_eq!(error, "kind is \"scores\": use \"logits\", \"logprobs\" or \"probs\"");

@@ -48,6 +48,8 @@ class Rung(IntEnum):
     """Some keys were scored exactly, and bounds stand for the others."""
     DENSE = 2
     """All visible keys were scored exactly: the row is too flat, or the codes too coarse for it."""
+    CODED = 3
+    """Most weights and values came from codes, with a `KvIndex`; some keys were scored exactly."""
 
 
 _KINDS: dict[str, type[IntEnum]] = {"status": Status, "rung": Rung}
@@ -435,7 +437,8 @@ class AttentionResult(_OfRows):
     out: Any
     """(..., d_v), of the dtype and kind of q: a read-only NumPy array, or a torch tensor."""
     tail_mass_upper: NDArray[np.float64]
-    """Proven upper end of the dropped mass, (...)."""
+    """Proven upper end of the dropped mass, (...). Where weights came from codes (`Rung.CODED`) it
+    is one of the total variation distance between the weights used and the softmax."""
     error_bound: NDArray[np.float64]
     """Upper bound on the Euclidean norm over d_v of `out` minus the real attention, (...).
 

@@ -12,6 +12,7 @@ from . import _native
 from ._arrays import coerce
 from .errors import CertkError
 from .key_index import IndexArrays, KeyIndex
+from .kv_index import KvIndex
 from .results import AttentionResult
 
 _Shape = tuple[int, ...]
@@ -100,8 +101,9 @@ def attention(
         eps: Budget of dropped softmax mass, 0 <= eps < 1: a number, or one per row, of shape
             q.shape[:-1]. 0 is plain attention. Exactly one of eps and out_tol is given.
         index: A `KeyIndex` of exactly these keys, or its `IndexArrays`; most keys are then judged
-            by their codes. An index of other keys gives certificates of no particular row. Not for
-            float64 keys.
+            by their codes. A `KvIndex` of exactly these keys and values also lets weights and
+            values come from codes (`Rung.CODED`). An index of others gives certificates of no
+            particular row. Not for float64 keys.
         scale: Multiplies q.k; None for the float64 nearest d**-0.5.
         causal: Query i of m sees keys up to i + n - m.
         lengths: How many keys a row sees, from the first; integers of shape q.shape[:-1], or one
@@ -151,6 +153,7 @@ def attention(
         seen,
         None if sinks is None else _sinks(sinks, batch[:-1]),
         None if ball is None else ball._native,
+        index._values if isinstance(index, KvIndex) else None,
         threads,
     )
     # Without an index all keys are read, one after the other.

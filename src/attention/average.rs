@@ -219,7 +219,18 @@ impl AttentionJob<'_> {
                 let weight_error = row.query.error.exp_m1() + EXP;
                 let PendingRow { upper, scored, rung, .. } = *row;
                 let kept = row.kept.as_ref().map_or(scored, |kept| kept.len());
-                Ok(Answer { out, upper, kept, scored, rung, weight_error, sum_error, log_mass })
+                let coded_error = 0.0;
+                Ok(Answer {
+                    out,
+                    upper,
+                    kept,
+                    scored,
+                    rung,
+                    weight_error,
+                    sum_error,
+                    coded_error,
+                    log_mass,
+                })
             })
             .collect()
     }

@@ -140,6 +140,7 @@ impl AttentionJob<'_> {
                 all.rung[row] = answer.rung;
                 all.weight_error[row] = answer.weight_error;
                 all.sum_error[row] = answer.sum_error;
+                all.coded_error[row] = answer.coded_error;
                 all.rounding[row] = moved;
                 all.log_mass[row] =
                     if answer.kept == 0 { self.sink_alone(row) } else { answer.log_mass };

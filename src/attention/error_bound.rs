@@ -99,14 +99,13 @@ impl<'a> Balls<'a> {
     }
 }
 
-/// Returns a bound on the error of summing that many weighted values in the ball.
-fn summing(ball: &Ball, values: &Vectors<'_>, sum_error: f64) -> f64 {
+/// Returns a bound on the error of summing that many weighted values, none of which is longer.
+pub(super) fn summing(longest: f64, values: &Vectors<'_>, sum_error: f64) -> f64 {
     let (n, dim) = (values.len() as f64, values.dim() as f64);
     // Products that underflow, and weights that do; the largest weight is 1.
     let lost = if let Stored::F64(_) = values.data { 1e-300 } else { 2f64.powi(-124) };
     // In f64: the rest of the sum, the sum of the weights, the division.
     let relative = sum_error * (1.0 + 1e-4) + (n / 8.0 + 192.0) * f64::EPSILON;
-    let longest = ball.longest();
     (relative * longest + lost * n * (dim + longest)) * UP
 }
 
@@ -122,8 +121,12 @@ fn bound(ball: &Ball, values: &Vectors<'_>, out: &[f64], made: &RowErrors) -> f6
     if made.k == 0 {
         return 0.0;
     }
-    let computed =
-        weighing(ball, made.weight_error) + summing(ball, values, made.sum_error) + made.rounding;
+    if made.coded_error > 0.0 {
+        return (made.coded_error + made.rounding) * UP;
+    }
+    let computed = weighing(ball, made.weight_error)
+        + summing(ball.longest(), values, made.sum_error)
+        + made.rounding;
     let dropped = if made.upper > 0.0 { made.upper * (ball.away(out) + ball.radius) } else { 0.0 };
     let bound = (computed + dropped) * UP;
     if bound.is_nan() { f64::INFINITY } else { bound }
@@ -135,6 +138,7 @@ struct RowErrors {
     upper: f64,
     weight_error: f64,
     sum_error: f64,
+    coded_error: f64,
     rounding: f64,
 }
 
@@ -145,6 +149,7 @@ impl Attention {
             upper: self.tail_mass_upper[row],
             weight_error: self.weight_error[row],
             sum_error: self.sum_error[row],
+            coded_error: self.coded_error[row],
             rounding: self.rounding[row],
         }
     }
@@ -181,12 +186,23 @@ impl Attention {
         check_memory("q", queries.heads(), 2 * size_of::<usize>())?;
         let query_rows = QueryRows::new(queries, values, options)?;
         let rows = query_rows.rows();
-        let parts = [&self.tail_mass_upper, &self.weight_error, &self.sum_error, &self.rounding];
-        if parts.map(Vec::len) != [rows; 4]
+        let parts = [
+            &self.tail_mass_upper,
+            &self.weight_error,
+            &self.sum_error,
+            &self.coded_error,
+            &self.rounding,
+        ];
+        if parts.map(Vec::len) != [rows; 5]
             || self.k.len() != rows
             || self.out.len() != rows.saturating_mul(values.dim())
         {
             return Err(queries.misfit("this is not what the attention was computed of".into()));
+        }
+        if self.coded_error.iter().all(|&error| error > 0.0) {
+            // What codes of the values say needs no value.
+            let errors = self.coded_error.iter().zip(&self.rounding);
+            return Ok(errors.map(|(error, rounding)| (error + rounding) * UP).collect());
         }
         let balls = Balls::new(&query_rows, values)?;
         Ok(self.bounds(&balls, values))
@@ -214,8 +230,8 @@ pub(super) fn allowed(
     (weight_error, known): (f64, f64),
 ) -> f64 {
     let ball = balls.of(row);
-    let computed =
-        weighing(ball, weight_error) + summing(ball, values, known.max(sum_error(&values.data)));
+    let computed = weighing(ball, weight_error)
+        + summing(ball.longest(), values, known.max(sum_error(&values.data)));
     let rounded = computed + precision.moves(ball.longest() + computed, values.dim());
     // The output is within the ball but for its own error.
     let eps = (tolerance - rounded) / (2.0 * ball.radius + rounded) * (1.0 - 1e-9);

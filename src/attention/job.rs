@@ -79,6 +79,9 @@ impl<'a> AttentionJob<'a> {
         if let Some(index) = index {
             index.fits(keys)?;
         }
+        if let Some(index) = query_rows.options.value_index {
+            index.fits(values)?;
+        }
         let simd = Simd::current()?;
         let norms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
         let forms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
@@ -111,6 +114,8 @@ pub(super) struct Answer {
     pub(super) weight_error: f64,
     /// Bound on the error of sums of weighted values, relative to their lengths.
     pub(super) sum_error: f64,
+    /// Bound on the whole error of a row with weights from codes, but for its rounding to a precision.
+    pub(super) coded_error: f64,
     /// Mass of the keys of the average, with the sink.
     pub(super) log_mass: LogMass,
 }

@@ -7,6 +7,8 @@ use crate::index::{Guess, Moments};
 use crate::kernels::PANEL_ROWS;
 use crate::runtime::reused::Reused;
 
+/// Most rows that are answered by codes of keys and values, a few at a time.
+const CODED: usize = 64;
 /// Rows that are pruned at a time.
 const PRUNED: usize = 8;
 /// So many rows that are left of others are answered by themselves.
@@ -31,8 +33,16 @@ impl AttentionJob<'_> {
             // Of outputs, whichever way they were computed.
             precision: _,
             ball: _,
+            // Where weights may come from codes: `attend_coded`.
+            value_index: _,
             threads: _,
         } = &self.query_rows.options;
+        if unit.rows.len() <= CODED
+            && !even_if_slower
+            && let Some(answers) = self.attend_coded(unit, budget)?
+        {
+            return Ok(answers);
+        }
         if unit.rows.len() < MANY {
             return self.attend_few(unit, budget);
         }

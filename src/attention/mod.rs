@@ -7,6 +7,8 @@
 mod ahead;
 mod average;
 mod ball;
+mod coded;
+mod coded_bound;
 mod driver;
 mod error_bound;
 mod few;

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::ball::{ValueBall, norm, norm_of_square};
 use crate::builders::builders_of_defaults;
+use crate::index::ValueIndex;
 use crate::names::names;
 
 /// Options of [`attention`](crate::attention()).
@@ -31,6 +32,8 @@ pub struct AttentionOptions<'a> {
     pub precision: Precision,
     /// Ball around the values, so that they need not be read for a bound of the output's error.
     pub ball: Option<&'a ValueBall>,
+    /// Index of the values: rows from which little can be dropped then take most weights and values from codes.
+    pub value_index: Option<&'a ValueIndex<'a>>,
     /// Drop keys even where full attention is faster, to measure how many are needed.
     pub even_if_slower: bool,
     /// `true` if keys or values lie in mapped files. The keys selected by an index are then requested from the system
@@ -55,6 +58,8 @@ builders_of_defaults! { AttentionOptions<'a> {
     precision(precision: Precision) = precision;
     /// Gives a ball around the values, so that they need not be read for a bound of the output's error.
     ball(ball: impl Into<Option<&'a ValueBall>>) = ball.into();
+    /// Gives an index of the values, so that weights and values may come from codes.
+    value_index(index: impl Into<Option<&'a ValueIndex<'a>>>) = index.into();
     /// Drops keys even where full attention is faster.
     even_if_slower(slower: bool) = slower;
     /// States that keys or values lie in mapped files.

@@ -72,7 +72,7 @@ impl AttentionJob<'_> {
                 let scores = &mut row.scratch.query.scores;
                 grow(scores, padded)?;
                 scores.resize(padded, 0.0);
-                codes.scan(simd, [prepared], [&mut scores[..]], threads)?;
+                codes.scan(simd, [prepared.coarse()], [&mut scores[..]], threads)?;
                 left += 1;
             }
         }

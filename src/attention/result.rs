@@ -26,6 +26,9 @@ pub struct Attention {
     /// Bound on the distance that summing weighted values may move each row's average, relative to the mean length of
     /// those values.
     pub sum_error: Vec<f64>,
+    /// Bound on the distance of each row's average from the real one, where [`Rung::Coded`] says that weights came from
+    /// codes; 0 elsewhere.
+    pub coded_error: Vec<f64>,
     /// Bound on the distance that rounding to the chosen precision moved each row.
     pub rounding: Vec<f64>,
     /// Logarithm of the mass of the keys in each average, and of its sink if there is one.
@@ -44,6 +47,7 @@ impl Attention {
         all.rung.resize(rows, Rung::Dense);
         all.weight_error.resize(rows, 0.0);
         all.sum_error.resize(rows, 0.0);
+        all.coded_error.resize(rows, 0.0);
         all.rounding.resize(rows, 0.0);
         all.log_mass.resize(rows, LogMass::NONE);
         all
@@ -69,5 +73,6 @@ impl Attention {
 }
 
 recycled!(Attention {
-    out, tail_mass_upper, k, scored, rung, weight_error, sum_error, rounding, log_mass; within
+    out, tail_mass_upper, k, scored, rung, weight_error, sum_error, coded_error, rounding, log_mass;
+    within
 });

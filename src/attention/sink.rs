@@ -46,7 +46,7 @@ impl Sunk {
 
 impl AttentionJob<'_> {
     /// Returns the score of a row's sink, if it has one.
-    fn sink(&self, row: usize) -> Option<f64> {
+    pub(super) fn sink(&self, row: usize) -> Option<f64> {
         let sinks = self.query_rows.sinks?;
         let head = row / self.queries.len().max(1);
         let sink = sinks.of(head);

@@ -451,6 +451,7 @@ impl AttentionJob<'_> {
             weight_error: grown + WEIGHT * (1.0 + grown),
             // Weights are summed in f32, too, and that sum divides the values themselves.
             sum_error: sum_error(&self.values.data) + SUMS,
+            coded_error: 0.0,
             log_mass: sunk.log_mass(SUMS + WEIGHT, top, error),
         }))
     }

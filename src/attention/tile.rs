@@ -90,6 +90,7 @@ impl AttentionJob<'_> {
                 rung,
                 weight_error,
                 sum_error,
+                coded_error: 0.0,
                 log_mass: sunk.log_mass(SUMS + WEIGHT, top, error),
             })
         };

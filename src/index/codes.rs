@@ -24,7 +24,7 @@ const FRAMED: usize = 256;
 /// A key whose code loses so many times as much as that of the median key is left without one.
 const OUTLYING: f64 = 4.0;
 /// Keys of a head whose codes one thread reads at a time, where several share it.
-pub(super) const SEGMENT: usize = 1 << 13;
+pub(crate) const SEGMENT: usize = 1 << 13;
 /// One key in so many may be left without a code.
 const SPARED: usize = 64;
 
@@ -459,7 +459,7 @@ mod tests {
         let prepared = codes.prepare(simd, query, scale);
         let doubt = Query::new(query, scale, f64::from(codes.largest())).error;
         let mut scores = vec![0.0; n.next_multiple_of(LANES)];
-        codes.scan(simd, [&prepared], [&mut scores], 1).unwrap();
+        codes.scan(simd, [prepared.coarse()], [&mut scores], 1).unwrap();
         let mut worst = 0.0f64;
         let keys = data.chunks_exact(dim).zip(codes.radii());
         for ((row, radius), &score) in keys.zip(&scores) {

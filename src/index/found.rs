@@ -16,12 +16,15 @@ pub enum Rung {
     /// All visible keys were scored exactly.
     #[default]
     Dense = 2,
+    /// Most keys were weighed by their codes, and most values taken from theirs.
+    Coded = 3,
 }
 
-names! { Rung, "rung", "use \"codes\", \"rescored\" or \"dense\"", {
+names! { Rung, "rung", "use \"codes\", \"rescored\", \"dense\" or \"coded\"", {
     "codes" => Rung::Codes,
     "rescored" => Rung::Rescored,
     "dense" => Rung::Dense,
+    "coded" => Rung::Coded,
 } }
 
 /// Result for a row.

@@ -89,7 +89,7 @@ pub(super) const U: f64 = 1.0 / 16_777_216.0;
 /// Relative error of a weight and of sums of weights in f32 lanes, on either side (`mass` has less).
 const ETA: f64 = 256.0 * U;
 /// Largest weight of a flushed key.
-pub(super) const FLUSH: f64 = 2.350_988_701_644_575e-38;
+pub(crate) const FLUSH: f64 = 2.350_988_701_644_575e-38;
 
 impl<'a> Gram<'a> {
     /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
@@ -305,6 +305,11 @@ impl CodeError {
     /// Returns `true` if scores by codes are useful; then none of them has overflowed either.
     pub(crate) fn says_something(&self) -> bool {
         self.total.is_finite() && self.rho < 1.0
+    }
+
+    /// Returns g: an upper bound of (e^x - 1 - x) / x^2 for errors of one score.
+    pub(crate) fn growth(&self) -> f64 {
+        growth(self.each)
     }
 
     /// An upper bound of the real mass of the set whose sums these are.

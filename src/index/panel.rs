@@ -6,7 +6,7 @@
 
 use super::codes::{Codes, SEGMENT};
 use super::gram::CodeError;
-use super::prepared::Numbers;
+use super::prepared::{Numbers, Prepared};
 use super::query::RowVisibility;
 use crate::error::Error;
 use crate::kernels::{Above, EDGES, Exp, LANES, LINE, Passing, SPLIT_KEYS, STEP, Simd};
@@ -115,6 +115,23 @@ impl Codes<'_> {
     pub(crate) fn can_split(code_error: &CodeError, sees: RowVisibility<'_>) -> bool {
         let RowVisibility { prefix, allowed } = sees;
         allowed.is_none() && prefix >= FROM && code_error.says_something()
+    }
+
+    /// Returns the estimated share of the keys before a position that a row keeps, from a sample of codes.
+    pub(crate) fn seems_to_keep(
+        &self,
+        simd: Simd,
+        prepared: &Prepared,
+        (prefix, eps): (usize, f64),
+    ) -> f64 {
+        let (groups, mut sample) = (prefix / LANES, [0.0; SAMPLE * LANES]);
+        for (i, to) in sample.chunks_exact_mut(LANES).enumerate() {
+            let (lines, scales) = self.group(i * groups / SAMPLE);
+            simd.scan_codes(lines, scales, [prepared.coarse()], [to]);
+        }
+        let (guess, mut above) = (Guess::default(), Above::default());
+        let (_, low) = edge(simd, &sample, (groups, eps), &guess, &mut above);
+        sample.iter().filter(|score| **score >= low).count() as f64 / sample.len() as f64
     }
 
     /// Lists, for each row, the keys with codes above an edge of its own; it sees at least [`FROM`] keys.

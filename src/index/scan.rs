@@ -4,7 +4,7 @@ use super::codes::{Codes, SEGMENT};
 use super::moments::Moments;
 use super::prepared::Prepared;
 use crate::error::Error;
-use crate::kernels::{LANES, Simd};
+use crate::kernels::{Coarse, LANES, Simd};
 use crate::runtime::threads;
 
 impl Codes<'_> {
@@ -31,11 +31,10 @@ impl Codes<'_> {
     pub(crate) fn scan<const Q: usize>(
         &self,
         simd: Simd,
-        queries: [&Prepared; Q],
+        queries: [Coarse<'_>; Q],
         to: [&mut [f32]; Q],
         threads: usize,
     ) -> Result<(), Error> {
-        let queries = queries.map(Prepared::coarse);
         let (mut to, groups) = (to, self.len().div_ceil(LANES));
         let segments = self.pieces(groups, SEGMENT / LANES).count();
         if threads == 1 || segments < 2 {

@@ -300,11 +300,11 @@ impl SearchJob<'_> {
         match (&queries[..], &mut *rooms) {
             ([(_, a), (_, b), (_, c), (_, d)], [ra, rb, rc, rd]) => {
                 let to = [&mut ra.scores[..], &mut rb.scores, &mut rc.scores, &mut rd.scores];
-                codes.scan(self.simd, [a, b, c, d], to, threads)?;
+                codes.scan(self.simd, [a, b, c, d].map(Prepared::coarse), to, threads)?;
             }
             (queries, rooms) => {
                 for ((_, prepared), scratch) in queries.iter().zip(rooms) {
-                    codes.scan(self.simd, [prepared], [&mut scratch.scores], threads)?;
+                    codes.scan(self.simd, [prepared.coarse()], [&mut scratch.scores], threads)?;
                 }
             }
         }

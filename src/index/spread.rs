@@ -16,8 +16,9 @@
 use super::gram::{GRAM_ROUNDING, Gram, U};
 use crate::kernels::{BIAS, Encoded, Packed, Simd};
 
-/// The share by which a trace grows before the largest eigenvalue is bounded anew.
+/// The share by which a trace, or the largest eigenvalue, grows before that is bounded anew; and in how many steps the latter.
 const GROWN: f64 = 0.125;
+const STEPS: usize = 128;
 /// The bounds here are sums and products of a few numbers.
 const UP: f64 = 1.0 + GRAM_ROUNDING;
 
@@ -126,16 +127,20 @@ pub(super) fn add_decoded(
 struct Top {
     bound: f64,
     trace: f64,
+    additions: usize,
 }
 
 impl Top {
     fn of(gram: &Gram<'_>) -> Self {
-        Top { bound: largest_eigenvalue(gram.sums().0), trace: gram.trace() }
+        let (sums, additions) = gram.sums();
+        Top { bound: largest_eigenvalue(sums), trace: gram.trace(), additions }
     }
 
-    /// Bounds it anew if the sums have grown by much.
+    /// Bounds it anew if the sums have grown by much: all of them, or the bound in some steps.
     fn follow(&mut self, gram: &Gram<'_>) {
-        if gram.trace() > (1.0 + GROWN) * self.trace {
+        let (grown, (_, additions)) = (gram.trace() - self.trace, gram.sums());
+        let stepwise = grown > GROWN * self.bound && additions >= self.additions + STEPS;
+        if stepwise || grown > GROWN * self.trace {
             *self = Top::of(gram);
         }
     }
@@ -224,7 +229,9 @@ mod tests {
         let (mut along, mut found) = (longest.clone(), 0.0);
         for _ in 0..60 {
             let size = length(&along);
-            along.iter_mut().for_each(|entry| *entry /= size);
+            for entry in &mut along {
+                *entry /= size;
+            }
             let (mut next, mut square) = (vec![0.0; along.len()], 0.0);
             for row in rows {
                 let part = dot(row, &along);
@@ -322,7 +329,7 @@ mod tests {
             shares(&codes, &data, 20);
         }
         // Beside the longest value the sums round the others, which lie along it, to nothing.
-        let mut data = vec![0.248_046_875f32; 256];
+        let mut data = vec![127.0f32 / 512.0; 256];
         data[3] = 127.0;
         let mut codes = Codes::of_values(1, Keys::new(&data[..], 1, 1), 0);
         appended(&mut codes, &data, 1);

@@ -16,7 +16,7 @@ pub(crate) struct QueryScratch {
     /// The scores that may be kept, of a row that was searched in a panel.
     pub(crate) above: Above,
     pub(super) weights: Vec<f32>,
-    pub(super) listed: Vec<u32>,
+    pub(crate) listed: Vec<u32>,
     pub(super) uncoded: Vec<u32>,
     pub(super) uncoded_scores: Vec<f64>,
     pub(crate) workspace: Workspace,

@@ -2,8 +2,8 @@
 
 use certk_rs::{
     AttentionOptions, Budget, CertifyOptions, Context, IndexOptions, Keep, KeyIndex, LogMass, Mask,
-    Options, Precision, RecallOptions, Rule, Scores, SearchOptions, Vectors, Workspace, attention,
-    certify, select,
+    Options, Precision, RecallOptions, Rule, Rung, Scores, SearchOptions, ValueIndex, Vectors,
+    Workspace, attention, certify, select,
 };
 
 use crate::{alone, gaussian};
@@ -102,6 +102,16 @@ fn warm_calls_ask_for_no_memory() {
                 attention(&queries, &keys, &keys, budget, index, &how).unwrap().recycle();
             });
         }
+        let values = ValueIndex::build(&keys).unwrap();
+        let flat: Vec<f32> = long[..4 * dim].iter().map(|entry| entry / 9.0).collect();
+        let flat = Vectors::new("q", &flat, &[4, dim]).unwrap();
+        count("attention by codes", &|| {
+            let budget = Budget::TailMass(&[0.05]);
+            let how = AttentionOptions::new().value_index(&values);
+            let found = attention(&flat, &keys, &keys, budget, Some(&index), &how).unwrap();
+            assert!(found.rung.iter().all(|rung| *rung == Rung::Coded));
+            found.recycle();
+        });
         for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
             count(&format!("attention in {precision:?}"), &|| {
                 let budget = Budget::TailMass(&[0.05]);

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use certk_rs::{
     AttentionOptions, Budget, CancelToken, CertifyOptions, Context, Error, IndexOptions, Keep,
-    KeyIndex, Options, OutputOptions, Rule, Scores, SearchOptions, ValueBall, Values, Vectors,
-    attention, bindings, bounds, certify, keep_set, montecarlo, output_error, select,
+    KeyIndex, Options, OutputOptions, Rule, Scores, SearchOptions, ValueBall, ValueIndex, Values,
+    Vectors, attention, bindings, bounds, certify, keep_set, montecarlo, output_error, select,
     select_output,
 };
 use cpu_time::ProcessTime;
@@ -132,18 +132,25 @@ fn long_calls(what: &mut dyn FnMut(&str, Work<'_>)) {
             index.search(queries, Some(&vectors), &[0.05], &options).map(drop)
         });
     }
+    let values = Vectors::new("v", &long[..m * dim], &[m, dim]).unwrap();
     let how = AttentionOptions::default();
     for (name, index) in [("dense", None), ("by index", Some(&index))] {
         for (rows, queries) in
             [("many", &queries), ("few", &Vectors::new("q", &long[..dim], &[1, dim]).unwrap())]
         {
             what(&format!("attention {name} {rows}"), &|| {
-                let values = Vectors::new("v", &long[..m * dim], &[m, dim])?;
                 let budget = Budget::TailMass(&[0.05]);
                 attention(queries, &vectors, &values, budget, index, &how).map(drop)
             });
         }
     }
+    let coded = ValueIndex::build(&values).unwrap();
+    let query = Vectors::new("q", &flat[..8 * dim], &[8, dim]).unwrap();
+    what("attention by codes", &|| {
+        let (budget, how) =
+            (Budget::TailMass(&[0.05]), AttentionOptions::new().value_index(&coded));
+        attention(&query, &vectors, &values, budget, Some(&index), &how).map(drop)
+    });
     let few = n / 4;
     let some = Scores::new(&long[..few], &[1, few]).unwrap();
     let values = Values::new(&long[..few * 4], &[few, 4]).unwrap();

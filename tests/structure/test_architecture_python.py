@@ -44,7 +44,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "key_index": COMMON | {"_files"},
     "kv_index": COMMON | {"key_index"},
     # Attention may be given an index.
-    "sparse_attention": COMMON | {"key_index"},
+    "sparse_attention": COMMON | {"key_index", "kv_index"},
     # A guard is an index of what was dropped, with balls around its values, and saved.
     "guard": COMMON | {"_files", "key_index", "sparse_attention"},
     # What is needed is what would be selected.

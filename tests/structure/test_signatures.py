@@ -89,8 +89,9 @@ def test_attention_has_every_option_of_rust() -> None:
     body = re.search(r"^pub struct AttentionOptions.*?\{\n(.*?)^\}", source, re.M | re.S)
     assert body
     options = set(re.findall(r"^    pub (\w+):", body[1], re.M))
-    # The output has the precision of the queries, and arrays say if they are mapped.
-    assert options - {"precision", "mapped"} <= set(keywords(ck.attention))
+    # The output has the precision of the queries, arrays say if they are mapped, and a `KvIndex`
+    # has an index of the values.
+    assert options - {"precision", "mapped", "value_index"} <= set(keywords(ck.attention))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ ROOMS = {
 }
 # Names of constants: limits of ranges, choices, scales of a number format.
 NAMED = {
+    "src/attention/coded.rs": ["SPARSE", "AIM", "MOST", "DEPTH", "LONGEST", "HIGHEST"],
     "src/attention/error_bound.rs": ["MOST"],
+    "src/kernels/attention/coded.rs": ["TOP", "LEAST"],
     "src/attention/few.rs": ["ALL", "VAGUE"],
     "src/attention/many.rs": ["SPARSE_ROWS"],
     "src/attention/narrow.rs": ["FINE", "ALWAYS_FINE"],

@@ -11,6 +11,7 @@ use super::arrays::{Budgets, Bytes, Stored, contiguous};
 use super::errors::{CertkError, Raise, detached, guarded};
 use super::key_index::{HALF_CHANGED, KeyIndex, Tables, ends, vectors};
 use super::results::{Field, PerRow, result};
+use super::value_index::ValueIndex;
 use certk_rs::bindings::{copied, default_floats, list, with_threads};
 use certk_rs::{self as core, Attention, AttentionOptions, Budget, Error, Outputs, Precision};
 
@@ -117,7 +118,7 @@ impl<'py> FromPyObject<'_, 'py> for Index<'py> {
     }
 }
 
-/// Options from Python: causal, lengths, mask, sinks, a ball around the values, threads.
+/// Options from Python: causal, lengths, mask, sinks, a ball around the values, an index of them, threads.
 #[derive(FromPyObject)]
 struct Sight<'py>(
     Bound<'py, PyAny>,
@@ -125,6 +126,7 @@ struct Sight<'py>(
     Option<Bound<'py, PyAny>>,
     Option<PyReadonlyArray1<'py, f64>>,
     Option<Bound<'py, ValueBall>>,
+    Option<Bound<'py, ValueIndex>>,
     Option<Bound<'py, PyAny>>,
 );
 
@@ -135,16 +137,18 @@ impl Sight<'_> {
         py: Python<'_>,
         work: impl FnOnce(AttentionOptions<'_>) -> PyResult<R>,
     ) -> PyResult<R> {
-        let Sight(causal, lengths, mask, sinks, ball, threads) = self;
+        let Sight(causal, lengths, mask, sinks, ball, values, threads) = self;
         let mask = mask.as_ref().map(Bytes::new).transpose()?;
         let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
         let ball = ball.as_ref().map(|ball| ball.get().now(py)).transpose()?;
+        let values = values.as_ref().map(|values| values.get().now(py)).transpose()?;
         // Only `attention` checks the options that a bound of the error ignores.
         let mut options = AttentionOptions::new()
             .causal(arguments::flag("causal", causal)?)
             .lengths(lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?)
             .sinks(sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?)
             .ball(ball.as_ref())
+            .value_index(values.as_ref())
             .threads(arguments::threads(threads.as_ref())?);
         options.mask = mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..]));
         work(options)
@@ -193,6 +197,7 @@ impl Owed {
         all.k = copied("out", &found.k)?;
         all.weight_error = copied("out", &found.weight_error)?;
         all.sum_error = copied("out", &found.sum_error)?;
+        all.coded_error = copied("out", &found.coded_error)?;
         all.rounding = copied("out", &found.rounding)?;
         Ok(all)
     }
@@ -292,6 +297,7 @@ pub(super) fn attention<'py>(
         owed.k = copied("out", &found.k).raise()?;
         owed.weight_error = std::mem::take(&mut found.weight_error);
         owed.sum_error = std::mem::take(&mut found.sum_error);
+        owed.coded_error = std::mem::take(&mut found.coded_error);
         owed.rounding = std::mem::take(&mut found.rounding);
         Bounding::Owed(Arc::new(Owed {
             out: (out.clone_ref(py), stored[0].dtype()).into_pyobject(py)?.into_any().unbind(),

@@ -7,7 +7,7 @@ use pyo3::types::PyTuple;
 
 use super::arguments;
 use super::arrays::Stored;
-use super::errors::detached;
+use super::errors::{detached, guarded};
 use super::key_index::{HALF_CHANGED, KeyIndex, PyFile, vectors};
 use certk_rs::bindings::{default_floats, with_threads};
 use certk_rs::{self as core};
@@ -22,6 +22,11 @@ impl ValueIndex {
     /// If an earlier call failed unexpectedly while it changed the index.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, core::ValueIndex<'static>> {
         self.0.read().expect(HALF_CHANGED)
+    }
+
+    /// Returns a snapshot of the index, so that no call holds the lock while it waits for the interpreter.
+    pub(super) fn now(&self, py: Python<'_>) -> PyResult<core::ValueIndex<'static>> {
+        py.detach(|| guarded(|| self.read().snapshot()))
     }
 }
 

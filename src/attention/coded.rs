@@ -1,0 +1,457 @@
+//! A few rows of which most weights come from codes of keys, and most values from codes of values.
+//!
+//! All rows that share reads scan the codes together. Keys that weigh too much for their codes are scored exactly. What
+//! was done is then certified as it stands (`coded_bound`).
+
+use half::{bf16, f16};
+
+use super::coded_bound::{CodedWeights, Outputs};
+use super::error_bound::{sum_error, summing};
+use super::few::side_by_side;
+use super::job::{Answer, AttentionJob, RowBudget, Unit};
+use super::pending::{PendingRow, grow};
+use super::stretches::by_stretches;
+use super::tile::{U, WEIGHT, length};
+use crate::error::Error;
+use crate::index::{
+    CodeError, CodeSums, Codes, FLUSH, FROM, Prepared, QueryScratch, Rung, SEGMENT,
+    for_coded_dtype, matrix,
+};
+use crate::kernels::{
+    BelowEdge, CodedSums, EDGES, Element, Exp, Keys, LANES, Picked, Positions, WeightSums,
+};
+use crate::numerics::certified_sums::exp;
+use crate::numerics::log_mass::LogMass;
+use crate::runtime::ambient;
+use crate::runtime::memory::room;
+use crate::runtime::reused::{Reused, filled_again};
+use crate::runtime::threads;
+
+/// Most rows that scan the codes together.
+const TOGETHER: usize = 8;
+/// Share of a sample above a careful edge below which rows keep the heaviest keys and drop the others: about an eighth
+/// of their keys.
+const SPARSE: f64 = 0.35;
+/// Keys that are scored exactly at a time.
+const BLOCK: usize = 256;
+/// Most attempts at a row's exact keys.
+const ATTEMPTS: usize = 6;
+/// Share of the budget that an attempt aims at.
+const AIM: f64 = 0.97;
+/// Largest share of its keys that a row scores exactly beside codes.
+const MOST: f64 = 0.5;
+/// Distance of the lowest edge below the heaviest weight, in nats.
+const DEPTH: f32 = 16.0;
+/// Rounds of narrowing an edge, each of `EDGES` steps.
+const ROUNDS: usize = 3;
+/// Length of a code, at most, in the root of its entries.
+const LONGEST: f64 = 127.0;
+/// Relative error of sums of weights in f32, of products of weights and scales, and of blocks of their sums.
+const SUMS: f64 = 24.0 * U;
+/// Factor for sums and products of a few bounds.
+const ROUND: f64 = 1.0 + 1e-9;
+/// Largest distance of exact scores above those by codes, in nats, at which weights are compared.
+const HIGHEST: f64 = 600.0;
+
+/// A row whose keys are weighed.
+struct Weighed {
+    /// Largest score by code, to which weights are relative; and the same with the codes' offset.
+    shift: f32,
+    at: f64,
+    /// Number of keys that it sees.
+    seen: usize,
+    /// Sums of the weights that come from codes.
+    sums: WeightSums,
+    /// Keys that are scored exactly, ascending, and their weights; and those that are to be.
+    list: Reused<u32>,
+    exact: Reused<f64>,
+    more: Reused<u32>,
+    sink: f64,
+    error: CodeError,
+    /// Roundings of a score and its weight.
+    rho: f64,
+}
+
+/// Sums what `work` finds in each segment of a list.
+fn in_segments(
+    threads: usize,
+    list: &mut [f32],
+    work: impl Fn(&mut [f32]) -> WeightSums + Sync,
+) -> Result<WeightSums, Error> {
+    let mut all = WeightSums::default();
+    if threads == 1 || list.len() <= SEGMENT {
+        for segment in list.chunks_mut(SEGMENT) {
+            ambient::check()?;
+            all.join(&work(segment));
+        }
+    } else {
+        let found = threads::map(threads, list.chunks_mut(SEGMENT), 1, work)?;
+        for sums in &found {
+            all.join(sums);
+        }
+    }
+    Ok(all)
+}
+
+impl AttentionJob<'_> {
+    /// Answers the rows of a unit by codes of keys and values; `None` if there are none, or where they do not suffice.
+    pub(super) fn attend_coded(
+        &self,
+        unit: &Unit<'_>,
+        budget: RowBudget<'_>,
+    ) -> Result<Option<Reused<Answer>>, Error> {
+        let (Some(index), Some(values)) = (self.index, self.query_rows.options.value_index) else {
+            return Ok(None);
+        };
+        let (codes, values) = (index.head(unit.head), values.head(unit.head));
+        let wanted = |&row: &usize| {
+            budget.eps.of(row) > 0.0 && self.query_rows.row_visibility(row).prefix >= FROM
+        };
+        let usable = !budget.careful && values.uncoded().next().is_none();
+        if !usable || !unit.rows.iter().all(wanted) {
+            return Ok(None);
+        }
+        let mut answers = Reused::with_hint(unit.rows.len());
+        for list in unit.rows.chunks(TOGETHER) {
+            let mut rows = self.rows(unit.head, list, budget, None)?;
+            // Roundings alone may be more than a budget.
+            let fine = |row: &PendingRow| {
+                let error = row.prepared.as_ref().map_or(CodeError::NOTHING, |p| p.code_error);
+                error.says_something() && error.rho + WEIGHT < row.eps
+            };
+            let fine = rows.iter().all(fine);
+            if !fine || answers.is_empty() && self.seem_sparse(codes, &rows) {
+                return Ok(None);
+            }
+            let by = (codes, values);
+            let found = for_coded_dtype!(self.keys, K => {
+                let keys = matrix::<K>(self.keys, unit.head);
+                for_coded_dtype!(self.values, V => {
+                    let of = (keys, matrix::<V>(self.values, unit.head));
+                    self.coded_rows(by, of, &mut rows, unit.threads)
+                })
+            })?;
+            let Some(mut found) = found else { return Ok(None) };
+            answers.extend(found.drain(..));
+        }
+        Ok(Some(answers))
+    }
+
+    /// Returns `true` if rows seem to keep so few keys that these alone are read sooner than all codes of values. It
+    /// decides only on time.
+    fn seem_sparse(&self, codes: &Codes<'_>, rows: &[PendingRow]) -> bool {
+        let keeps = |row: &PendingRow| {
+            let prepared = row.prepared.as_ref();
+            prepared.map_or(1.0, |p| codes.seems_to_keep(self.simd, p, (row.prefix, row.eps)))
+        };
+        rows.iter().map(keeps).sum::<f64>() < SPARSE * rows.len() as f64
+    }
+
+    /// Answers rows that scan the codes together.
+    fn coded_rows<K: Element, V: Element>(
+        &self,
+        (codes, values): (&Codes<'_>, &Codes<'_>),
+        (keys, stored): (Keys<'_, K>, Keys<'_, V>),
+        rows: &mut [PendingRow],
+        threads: usize,
+    ) -> Result<Option<Reused<Answer>>, Error> {
+        self.scan(codes, rows, threads)?;
+        let Some(mut weighed) = self.weigh_by_codes(rows, threads)? else { return Ok(None) };
+        for (row, weighed) in rows.iter().zip(&mut *weighed) {
+            let visibility = self.query_rows.row_visibility(row.number);
+            weighed.more.extend(codes.uncoded().filter(|&key| visibility.sees(key as usize)));
+        }
+        for attempt in 0.. {
+            self.add_exact(keys, rows, &mut weighed)?;
+            let mut open = false;
+            for (row, weighed) in rows.iter_mut().zip(&mut *weighed) {
+                let certificate = weighed.certificate();
+                if certificate.total_variation() <= row.eps {
+                    continue;
+                }
+                open = true;
+                self.name_heavy(row, &certificate, &mut weighed.more)?;
+                let count = weighed.list.len() + weighed.more.len();
+                let useless = weighed.more.is_empty() || count as f64 > MOST * weighed.seen as f64;
+                if useless || attempt == ATTEMPTS {
+                    return Ok(None);
+                }
+                let weights = &mut row.scratch.query.scores[..];
+                weighed.more.iter().for_each(|&key| weights[key as usize] = 0.0);
+                weighed.sums = in_segments(threads, weights, |part| self.simd.sum_weights(part))?;
+            }
+            if !open {
+                break;
+            }
+        }
+        self.coded_answers((values, stored), rows, &weighed, threads)
+    }
+
+    /// Scores all keys by their codes for all rows.
+    fn scan(
+        &self,
+        codes: &Codes<'_>,
+        rows: &mut [PendingRow],
+        threads: usize,
+    ) -> Result<(), Error> {
+        let padded = codes.len().next_multiple_of(LANES);
+        for row in rows.iter_mut() {
+            let scores = &mut row.scratch.query.scores;
+            grow(scores, padded)?;
+            scores.resize(padded, 0.0);
+        }
+        side_by_side!(rows, some => {
+            let mut scores = some.each_mut().map(|row| std::mem::take(&mut row.scratch.query.scores));
+            let queries = some.each_ref().map(|row| row.prepared.as_ref().map(Prepared::coarse));
+            let to = scores.each_mut().map(|scores| &mut scores[..]);
+            codes.scan(self.simd, queries.map(Option::unwrap_or_default), to, threads)?;
+            for (row, scores) in some.iter_mut().zip(scores) {
+                row.scratch.query.scores = scores;
+            }
+        });
+        Ok(())
+    }
+
+    /// Turns the scores of rows into weights; `None` where scores are no numbers, or codes are of no key that a row sees.
+    fn weigh_by_codes(
+        &self,
+        rows: &mut [PendingRow],
+        threads: usize,
+    ) -> Result<Option<Reused<Weighed>>, Error> {
+        let mut all = Reused::with_hint(rows.len());
+        for row in rows {
+            let visibility = self.query_rows.row_visibility(row.number);
+            let scores = &mut row.scratch.query.scores[..];
+            scores[visibility.prefix..].fill(f32::NEG_INFINITY);
+            if let Some(allowed) = visibility.allowed {
+                for (score, &allowed) in scores.iter_mut().zip(allowed) {
+                    if allowed == 0 {
+                        *score = f32::NEG_INFINITY;
+                    }
+                }
+            }
+            let (shift, nan) = self.simd.top(scores);
+            if nan || !shift.is_finite() {
+                return Ok(None);
+            }
+            let offset = row.prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
+            let at = f64::from(shift) + offset;
+            let (sink, slip) = self.sink(row.number).map_or((0.0, 0.0), |sink| {
+                let size = sink.abs() + f64::from(shift).abs() + offset.abs();
+                ((sink - offset - f64::from(shift)).exp(), 2.0 * f64::EPSILON * size)
+            });
+            let error = row.prepared.as_ref().map_or(CodeError::NOTHING, |p| p.code_error);
+            // Scores by codes lack the offset, whose rounding exact scores share.
+            let rho = error.rho + 2.0 * row.query.error + WEIGHT + slip;
+            all.push(Weighed {
+                shift,
+                at,
+                seen: visibility.count(),
+                sums: in_segments(threads, scores, |part| self.simd.weigh_codes(part, shift))?,
+                list: Reused::with_hint(SEGMENT),
+                exact: Reused::with_hint(SEGMENT),
+                more: Reused::with_hint(SEGMENT),
+                sink,
+                error,
+                rho,
+            });
+        }
+        Ok(Some(all))
+    }
+
+    /// Scores the keys exactly that rows have named.
+    fn add_exact<K: Element>(
+        &self,
+        keys: Keys<'_, K>,
+        rows: &[PendingRow],
+        all: &mut [Weighed],
+    ) -> Result<(), Error> {
+        ambient::check()?;
+        let mut named = all.iter_mut().map(|weighed| std::mem::take(&mut weighed.more));
+        let named: [Reused<u32>; TOGETHER] =
+            std::array::from_fn(|_| named.next().unwrap_or_default());
+        for (weighed, named) in all.iter_mut().zip(&named) {
+            room("k", &mut weighed.list, named.len())?;
+            room("k", &mut weighed.exact, named.len())?;
+        }
+        let (mut scores, mut weights) = ([0.0; BLOCK], [0.0; BLOCK]);
+        let lists = named.each_ref().map(|list| &list[..]);
+        by_stretches(&lists[..rows.len()], |at, list, (from, end)| {
+            let (row, weighed) = (&rows[at], &mut all[at]);
+            let offset = row.prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
+            for list in list[from..end].chunks(BLOCK) {
+                let found = &mut scores[..list.len()];
+                row.query.score(self.simd, keys, Picked::Listed(list), offset, found);
+                let top = found.iter().copied().fold(f64::MIN, f64::max);
+                let nan = found.iter().any(|score| score.is_nan());
+                let padded = list.len().next_multiple_of(LANES);
+                scores[list.len()..padded].fill(f64::NEG_INFINITY);
+                self.simd.weights(&scores[..padded], Exp(top), &mut weights[..padded]);
+                let above = top - f64::from(weighed.shift);
+                // Weights that cannot be compared with those of codes bound nothing.
+                let fine = !nan && above <= HIGHEST;
+                let unit = if fine { exp(above.max(-HIGHEST)) } else { f64::INFINITY };
+                weighed.exact.extend(weights[..list.len()].iter().map(|weight| weight * unit));
+                weighed.list.extend_from_slice(list);
+            }
+        });
+        for (weighed, named) in all.iter_mut().zip(&named) {
+            let Weighed { list, exact, .. } = weighed;
+            if !named.is_empty() && named.len() < list.len() {
+                // Named in several attempts: ascending again.
+                let mut pairs: Reused<(u32, f64)> =
+                    list.iter().copied().zip(exact.iter().copied()).collect();
+                pairs.sort_unstable_by_key(|pair| pair.0);
+                for ((key, weight), pair) in list.iter_mut().zip(&mut **exact).zip(&pairs) {
+                    (*key, *weight) = *pair;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the keys above an edge to those that are to be scored exactly: the highest edge below which codes are
+    /// likely to do.
+    fn name_heavy(
+        &self,
+        row: &mut PendingRow,
+        certificate: &CodedWeights,
+        to: &mut Vec<u32>,
+    ) -> Result<(), Error> {
+        let QueryScratch { scores: weights, listed, .. } = &mut row.scratch.query;
+        let top = certificate.coded.largest as f32;
+        let mut ends = (top * (-DEPTH).exp(), top);
+        for _ in 0..ROUNDS {
+            let step = (ends.0 / ends.1).powf(1.0 / EDGES as f32);
+            let edges: [f32; EDGES] = std::array::from_fn(|i| ends.1 * step.powi(i as i32 + 1));
+            let below = self.simd.below_each(weights, weights, edges);
+            let enough = |(below, &edge): (&BelowEdge, &f32)| {
+                certificate.likely(below.squares(), edge.into()) <= AIM * row.eps
+            };
+            let at = below.iter().zip(&edges).position(enough).unwrap_or(EDGES - 1);
+            ends = (edges[at], if at == 0 { ends.1 } else { edges[at - 1] });
+        }
+        listed.clear();
+        room("k", listed, weights.len() + LANES)?;
+        self.simd.emit(weights, Positions::From(0), ends.0, true, listed);
+        room("k", to, listed.len())?;
+        to.extend_from_slice(listed);
+        Ok(())
+    }
+
+    /// Averages values by the weights of rows, and bounds the outputs.
+    fn coded_answers<V: Element>(
+        &self,
+        (values, stored): (&Codes<'_>, Keys<'_, V>),
+        rows: &[PendingRow],
+        weighed: &[Weighed],
+        threads: usize,
+    ) -> Result<Option<Reused<Answer>>, Error> {
+        let centre = values.mean();
+        let width = centre.len();
+        let longest = rows.iter().map(|row| row.prefix).max().unwrap_or(0);
+        let piece = |(lines, scales, first): (&[u8], &[bf16], usize)| {
+            let mut sums: Reused<f64> = filled_again("v", rows.len() * width, 0.0)?;
+            let mut lost = [0.0; TOGETHER];
+            let mut each = rows.iter().zip(sums.chunks_exact_mut(width));
+            let mut to: [CodedSums<'_>; TOGETHER] = std::array::from_fn(|_| match each.next() {
+                Some((row, sums)) => {
+                    let weights = &row.scratch.query.scores[first..first + scales.len()];
+                    CodedSums { weights, sums, lost: 0.0 }
+                }
+                None => CodedSums { weights: &[], sums: &mut [], lost: 0.0 },
+            });
+            side_by_side!(to[..rows.len()], some => self.simd.average_codes(lines, scales, some));
+            lost.iter_mut().zip(&to).for_each(|(lost, to)| *lost = to.lost);
+            Ok((sums, lost))
+        };
+        let pieces = values.pieces(longest.div_ceil(LANES), SEGMENT / LANES);
+        let mut sums: Reused<f64> = filled_again("v", rows.len() * width, 0.0)?;
+        let mut lost = [0.0; TOGETHER];
+        let mut join = |(part, more): (Reused<f64>, [f64; TOGETHER])| {
+            sums.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
+            lost.iter_mut().zip(more).for_each(|(lost, more)| *lost += more);
+        };
+        if threads == 1 {
+            for one in pieces {
+                ambient::check()?;
+                join(piece(one)?);
+            }
+        } else {
+            for found in threads::map(threads, pieces.collect::<Vec<_>>(), 1, piece)? {
+                join(found?);
+            }
+        }
+        let mut answers = Reused::with_hint(rows.len());
+        let lists: [&[u32]; TOGETHER] =
+            std::array::from_fn(|row| weighed.get(row).map_or(&[][..], |row| &row.list));
+        by_stretches(&lists[..rows.len()], |row, list, (from, end)| {
+            let sums = &mut sums[row * width..][..width];
+            let weights = &weighed[row].exact[from..end];
+            self.simd.average(stored, Picked::Listed(&list[from..]), weights, sums);
+        });
+        let bounds = values.value_bounds();
+        for (((row, weighed), sums), lost) in
+            rows.iter().zip(weighed).zip(sums.chunks_exact(width)).zip(lost)
+        {
+            let certificate = weighed.certificate();
+            let total_variation = certificate.total_variation();
+            let exact = certificate.exact;
+            let total = weighed.sums.weights + exact + weighed.sink;
+            let mut out = filled_again("v", width, 0.0)?;
+            let mut away = 0.0;
+            for ((out, &sum), &centre) in out.iter_mut().zip(sums).zip(centre) {
+                let centre = f64::from(centre);
+                let apart = (sum - centre * (exact + weighed.sink)) / total;
+                away += apart * apart;
+                *out = centre + apart;
+            }
+            if out.iter().any(|entry| !entry.is_finite()) {
+                return Ok(None);
+            }
+            let wide: Reused<f64> = centre.iter().map(|&entry| entry.into()).collect();
+            let centre = length(&wide);
+            let reach = centre + bounds.farthest + bounds.lost;
+            // Of numbers for weights, of sums of weights, and of exact values.
+            let rounding = lost * LONGEST * (width as f64).sqrt() / total
+                + SUMS * (bounds.farthest + bounds.lost + away.sqrt())
+                + summing(reach, self.values, sum_error(&self.values.data) * (exact / total));
+            let away = (away.sqrt() + rounding) * ROUND;
+            let outputs = Outputs { values: bounds, centre, away };
+            let masses = certificate.masses();
+            answers.push(Answer {
+                upper: total_variation,
+                kept: weighed.seen,
+                scored: weighed.list.len(),
+                rung: Rung::Coded,
+                weight_error: 0.0,
+                sum_error: 0.0,
+                coded_error: certificate.output(&outputs, total_variation) + rounding * ROUND,
+                log_mass: LogMass::of(masses.low, masses.high, weighed.at, row.query.error),
+                out,
+            });
+        }
+        Ok(Some(answers))
+    }
+}
+
+impl Weighed {
+    /// Returns what is known of the row's weights.
+    fn certificate(&self) -> CodedWeights {
+        let exact = self.exact.iter().sum::<f64>();
+        let exact_squares = self.exact.iter().map(|weight| weight * weight).sum();
+        let WeightSums { weights, squares, largest } = self.sums;
+        // The sums of exact weights round as well.
+        let rho = self.rho + self.exact.len() as f64 * f64::EPSILON;
+        let (error, sink) = (self.error, self.sink);
+        CodedWeights {
+            error,
+            rho,
+            coded: CodeSums::computed(weights, squares, largest.into(), self.seen),
+            flushed: self.seen as f64 * FLUSH * (error.each + rho).exp(),
+            exact,
+            exact_squares,
+            sink,
+        }
+    }
+}
