@@ -41,7 +41,7 @@ const AIM: f64 = 0.97;
 /// Largest share of its keys that a row scores exactly beside codes.
 const MOST: f64 = 0.5;
 /// Distance of the lowest edge below the heaviest weight, in nats.
-const DEPTH: f32 = 16.0;
+const DEPTH: f64 = 16.0;
 /// Rounds of narrowing an edge, each of `EDGES` steps.
 const ROUNDS: usize = 3;
 /// Length of a code, at most, in the root of its entries.
@@ -320,20 +320,25 @@ impl AttentionJob<'_> {
     ) -> Result<(), Error> {
         let QueryScratch { scores: weights, listed, .. } = &mut row.scratch.query;
         let top = certificate.coded.largest as f32;
-        let mut ends = (top * (-DEPTH).exp(), top);
+        let (mut high, mut low, mut nats) = (top, top, DEPTH);
         for _ in 0..ROUNDS {
-            let step = (ends.0 / ends.1).powf(1.0 / EDGES as f32);
-            let edges: [f32; EDGES] = std::array::from_fn(|i| ends.1 * step.powi(i as i32 + 1));
+            // The same on every machine, as sets depend on it.
+            nats /= EDGES as f64;
+            let (step, mut edge) = (exp(-nats) as f32, high);
+            let edges: [f32; EDGES] = std::array::from_fn(|_| {
+                edge *= step;
+                edge
+            });
             let below = self.simd.below_each(weights, weights, edges);
             let enough = |(below, &edge): (&BelowEdge, &f32)| {
                 certificate.likely(below.squares(), edge.into()) <= AIM * row.eps
             };
             let at = below.iter().zip(&edges).position(enough).unwrap_or(EDGES - 1);
-            ends = (edges[at], if at == 0 { ends.1 } else { edges[at - 1] });
+            (low, high) = (edges[at], if at == 0 { high } else { edges[at - 1] });
         }
         listed.clear();
         room("k", listed, weights.len() + LANES)?;
-        self.simd.emit(weights, Positions::From(0), ends.0, true, listed);
+        self.simd.emit(weights, Positions::From(0), low, true, listed);
         room("k", to, listed.len())?;
         to.extend_from_slice(listed);
         Ok(())
