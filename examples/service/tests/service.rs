@@ -40,7 +40,7 @@ impl Service {
 
     /// Ask until a request is refused since its place is taken, or until it is not; whether that came soon.
     fn is_soon_full(&self, full: bool) -> bool {
-        let mut asks = (0..999).map(|_| self.ask("POST /select?eps=0.1", &one_row(&[0.0])).0);
+        let mut asks = (0..9999).map(|_| self.ask("POST /select?eps=0.1", &one_row(&[0.0])).0);
         asks.any(|status| (status == 429) == full)
     }
 
