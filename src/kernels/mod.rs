@@ -35,7 +35,7 @@ mod weights;
 
 pub(crate) use attention::BESIDE;
 pub(crate) use attention::{BlockMask, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
-pub(crate) use attention::{CodedSums, WeightSums};
+pub(crate) use attention::{CodedSums, LIGHTEST, WeightSums};
 pub(crate) use attention::{DEPTH, Queries, SIDE};
 pub(crate) use below::Below;
 pub(crate) use edges::{BelowEdge, EDGES};

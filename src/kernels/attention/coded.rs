@@ -9,7 +9,7 @@
 use half::bf16;
 
 use crate::kernels::index::{BIAS, ROUND};
-use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP, Step, ask_for};
+use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP, Steps, ask_for};
 use crate::kernels::simd::{BytePass, Pass, Simd};
 use crate::kernels::weights::{DEPTH, Exp, Sum, WeightFn};
 
@@ -30,6 +30,10 @@ impl WeightSums {
     }
 }
 
+/// Smaller weights become nothing: squares of the others, and products with scales, are normal numbers, which take a hundredth of
+/// the time of subnormal ones.
+pub(crate) const LIGHTEST: f32 = 1.0 / (1u64 << 62) as f32;
+
 /// Weighs scores in place, if there is a shift, and sums the weights.
 struct Weigh<'a> {
     scores: &'a mut [f32],
@@ -40,12 +44,14 @@ impl Pass<WeightSums> for Weigh<'_> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> WeightSums {
         let (mut weights, mut squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
-        let mut largest = L::F32::splat(0.0);
+        let nothing = L::F32::splat(0.0);
+        let mut largest = nothing;
         for block in self.scores.chunks_mut(LANES * DEPTH) {
             for group in block.chunks_exact_mut(LANES) {
                 let mut weight = L::F32::load(group.as_ptr());
                 if let Some(shift) = self.shift {
                     weight = Exp(shift).weigh(weight);
+                    weight = weight.select(weight.ge(L::F32::splat(LIGHTEST)), nothing);
                     weight.store(group.as_mut_ptr());
                 }
                 weights.add(weight);
@@ -60,10 +66,10 @@ impl Pass<WeightSums> for Weigh<'_> {
     }
 }
 
-/// Values whose weights are rounded together, in whole groups.
-const BLOCK: usize = 4 * LANES;
-/// Steps of four values in a block.
-const STEPS: usize = BLOCK / STEP;
+/// Groups of values whose weights are rounded together: as many as an integer holds the sums of.
+const GROUPS: usize = 16;
+/// Values of such a block.
+const BLOCK: usize = GROUPS * LANES;
 /// The largest whole number, so that its high half is a signed byte.
 const TOP: f32 = 32_639.0;
 /// Smaller products of weights and scales count as nothing.
@@ -74,7 +80,7 @@ const AHEAD: usize = 4096;
 /// The weights of a block as whole numbers.
 #[derive(Clone, Copy)]
 struct Block {
-    steps: [Step; STEPS],
+    numbers: Steps<GROUPS>,
     /// Contribution of the bytes' bias to a sum, negated.
     correction: i32,
     /// Weight of a number of 1; 0 if all weights count as nothing.
@@ -82,7 +88,7 @@ struct Block {
 }
 
 impl Block {
-    const NOTHING: Block = Block { steps: [Step::NOTHING; STEPS], correction: 0, unit: 0.0 };
+    const NOTHING: Block = Block { numbers: Steps::ZERO, correction: 0, unit: 0.0 };
 }
 
 /// Sums of values in codes by the weights of one row.
@@ -105,43 +111,44 @@ struct Average<'a, 'b, const Q: usize> {
 impl<const Q: usize> Average<'_, '_, Q> {
     /// Rounds the weights of a row's block that begins with a group.
     #[inline(always)]
-    unsafe fn round<L: Level>(&mut self, q: usize, group: usize, groups: usize) -> Block {
+    unsafe fn round<L: Level>(
+        &mut self,
+        q: usize,
+        (group, groups): (usize, usize),
+        block: &mut Block,
+    ) {
         let to = &mut self.to[q];
-        let mut products = [[0.0f32; LANES]; BLOCK / LANES];
+        let (weights, scales) = (to.weights.as_ptr(), self.scales.as_ptr());
+        let mut products = [[0.0f32; LANES]; GROUPS];
         let mut top = L::F32::splat(0.0);
         for (g, product) in products.iter_mut().enumerate().take(groups) {
+            // `average_codes` has checked that weights and scales are there.
             let at = (group + g) * LANES;
-            let weights = L::F32::load(to.weights[at..].as_ptr());
-            let weights = weights.mul(L::load_bf16(self.scales[at..].as_ptr()));
+            let weights = L::F32::load(weights.add(at)).mul(L::load_bf16(scales.add(at)));
             weights.store(product.as_mut_ptr());
             top = weights.max(top);
         }
         let top = top.largest();
+        (block.unit, block.correction) = (0.0, 0);
         if top < LEAST {
             to.lost += f64::from(top) * BLOCK as f64;
-            return Block::NOTHING;
+            return;
         }
-        let unit = top / TOP;
+        block.unit = top / TOP;
         let (inverse, round) = (L::F32::splat(TOP / top), L::F32::splat(ROUND));
-        let (mut total, mut high, mut low) =
-            (L::F32::splat(0.0), [[0u8; LANES]; BLOCK / LANES], [[0u8; LANES]; BLOCK / LANES]);
-        for ((product, high), low) in products.iter().zip(&mut high).zip(&mut low) {
-            let number = L::F32::load(product.as_ptr()).mul_add(inverse, round).sub(round);
+        let mut total = L::F32::splat(0.0);
+        for (g, product) in products.iter().enumerate().take(groups) {
+            // The low byte of what is rounded so is that of a whole number, a signed one.
+            let rounded = L::F32::load(product.as_ptr()).mul_add(inverse, round);
+            let number = rounded.sub(round);
             total = total.add(number);
-            // The halves: a tie goes upward, so that the low one is a signed byte.
-            let shifted = number.mul_add(L::F32::splat(1.0 / 256.0), L::F32::splat(1.0 / 1024.0));
-            let upper = shifted.add(round);
-            let rest = upper.sub(round).mul_add(L::F32::splat(-256.0), number);
-            (*high, *low) = (L::low_bytes(upper), L::low_bytes(rest.add(round)));
+            // A tie of the high half goes upward, as the low one is then negative.
+            let high = number.mul_add(L::F32::splat(1.0 / 256.0), L::F32::splat(1.0 / 1024.0));
+            block.numbers.set(g, L::low_bytes(high.add(round)), L::low_bytes(rounded));
         }
         // Each number is off by half a unit, and by the roundings of the product, of the unit and of its inverse.
-        to.lost += f64::from(unit) * (0.51 * BLOCK as f64);
-        let (high, low) = (high.as_flattened().as_chunks().0, low.as_flattened().as_chunks().0);
-        let mut steps = [Step::NOTHING; STEPS];
-        for ((step, high), low) in steps.iter_mut().zip(high).zip(low) {
-            *step = Step::of_halves(*high, *low);
-        }
-        Block { steps, correction: -i32::from(BIAS) * total.sum() as i32, unit }
+        to.lost += f64::from(block.unit) * (0.51 * BLOCK as f64);
+        block.correction = -i32::from(BIAS) * total.sum() as i32;
     }
 
     /// Adds the sums of `T` lines of a block's steps, from one of each step's lines on.
@@ -153,22 +160,23 @@ impl<const Q: usize> Average<'_, '_, Q> {
         (at, width): (usize, usize),
     ) {
         let mut sums = [[B::zero(); T]; Q];
-        // `average_codes` has checked that the lines are there.
+        // `average_codes` has checked that the lines are there, and sums for each of them.
         let lines = self.lines.as_ptr().add((first * width + at) * LINE);
         for s in 0..steps {
             for t in 0..T {
                 let line = lines.add((s * width + t) * LINE);
                 ask_for(line.wrapping_add(AHEAD));
                 for (sums, block) in sums.iter_mut().zip(blocks) {
-                    sums[t] = B::add(sums[t], line, block.steps[s]);
+                    sums[t] = B::add(sums[t], line, block.numbers.step(s));
                 }
             }
         }
         for ((sums, block), to) in sums.into_iter().zip(blocks).zip(self.to.iter_mut()) {
             let unit = <B::Level as Level>::F64::splat(block.unit.into());
+            let to = to.sums.as_mut_ptr().add(at * LANES);
             for (t, sum) in sums.into_iter().enumerate() {
                 let sum = B::Level::double(B::plus(sum, block.correction));
-                let to = to.sums[(at + t) * LANES..][..LANES].as_mut_ptr();
+                let to = to.add(t * LANES);
                 sum.mul_add(unit, <B::Level as Level>::F64::load(to)).store(to);
             }
         }
@@ -179,12 +187,11 @@ impl<const Q: usize> BytePass for Average<'_, '_, Q> {
     #[inline(always)]
     unsafe fn run<B: ByteDots>(mut self) {
         let (groups, width) = (self.scales.len() / LANES, self.to[0].sums.len() / LANES);
-        for group in (0..groups).step_by(BLOCK / LANES) {
-            let here = (groups - group).min(BLOCK / LANES);
-            // Not by a closure, which is not compiled for the level.
-            let mut blocks = [Block::NOTHING; Q];
+        let mut blocks = [Block::NOTHING; Q];
+        for group in (0..groups).step_by(GROUPS) {
+            let here = (groups - group).min(GROUPS);
             for (q, block) in blocks.iter_mut().enumerate() {
-                *block = self.round::<B::Level>(q, group, here);
+                self.round::<B::Level>(q, (group, here), block);
             }
             if blocks.iter().all(|block| block.unit == 0.0) {
                 continue;
@@ -322,7 +329,8 @@ mod tests {
     #[test]
     fn rounding_of_weights_reaches_its_bound() {
         let (width, lines) = (16, vec![255; BLOCK * 16]);
-        let mut weights: Vec<f32> = (0..BLOCK).map(|i| 2.0 * (i * 101) as f32 + 0.5).collect();
+        let numbers = (0..BLOCK).map(|i| 2.0 * (i * 101 % 16_000) as f32 + 0.5);
+        let mut weights: Vec<f32> = numbers.collect();
         weights[0] = TOP;
         let given = (lines, vec![bf16::ONE; BLOCK], weights);
         let (sums, lost) = averages::<1>(Simd::current().unwrap(), &given, width).remove(0);

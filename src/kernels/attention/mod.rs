@@ -11,7 +11,7 @@ mod shared;
 mod tests;
 mod tile;
 
-pub(crate) use coded::{CodedSums, WeightSums};
+pub(crate) use coded::{CodedSums, LIGHTEST, WeightSums};
 pub(crate) use matmul::{DEPTH, Queries, SIDE};
 pub(crate) use narrow::BESIDE;
 pub(crate) use tile::{

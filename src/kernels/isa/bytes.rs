@@ -37,24 +37,45 @@ impl Step {
         Step { high, both, low }
     }
 
-    /// Four zeros.
-    pub(crate) const NOTHING: Step = Step { high: [0; STEP], both: [0; STEP], low: [0; STEP] };
-
-    /// Returns the step of `256 * high + low`, none above 32 639, given the bits of signed bytes.
-    #[inline(always)]
-    pub(crate) fn of_halves(high: [u8; STEP], low: [u8; STEP]) -> Self {
-        let (high, low) = (high.map(u8::cast_signed), low.map(u8::cast_signed));
-        let mut both = [0; STEP];
-        for ((both, high), low) in both.iter_mut().zip(high).zip(low) {
-            *both = 256 * i16::from(high) + i16::from(low);
-        }
-        Step { high, both, low }
-    }
-
     /// Returns a step for readers of `both` alone.
     #[inline(always)]
     fn widened(four: [i8; STEP]) -> Self {
         Step { high: four, both: four.map(i16::from), low: four }
+    }
+}
+
+/// Many 16-bit numbers, in the forms that instructions need.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Steps<const N: usize> {
+    high: [[u8; LANES]; N],
+    low: [[u8; LANES]; N],
+    both: [[i16; LANES]; N],
+}
+
+impl<const N: usize> Steps<N> {
+    pub(crate) const ZERO: Self =
+        Steps { high: [[0; LANES]; N], low: [[0; LANES]; N], both: [[0; LANES]; N] };
+
+    /// Replaces a group by `256 * high + low`, none above 32 639, given the bits of signed bytes.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, group: usize, high: [u8; LANES], low: [u8; LANES]) {
+        (self.high[group], self.low[group]) = (high, low);
+        for ((both, high), low) in self.both[group].iter_mut().zip(high).zip(low) {
+            *both = 256 * i16::from(high.cast_signed()) + i16::from(low.cast_signed());
+        }
+    }
+
+    /// Returns four numbers.
+    ///
+    /// # Safety
+    /// They are there: `at` is below `4 * N`.
+    #[inline(always)]
+    pub(crate) unsafe fn step(&self, at: usize) -> Step {
+        Step {
+            high: *self.high.as_ptr().cast::<[i8; STEP]>().add(at),
+            both: *self.both.as_ptr().cast::<[i16; STEP]>().add(at),
+            low: *self.low.as_ptr().cast::<[i8; STEP]>().add(at),
+        }
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) use avx512::Avx512;
 #[cfg(target_arch = "x86_64")]
 pub(super) use bytes::Vnni;
 pub(super) use bytes::{ByteDots, ask_for};
-pub(crate) use bytes::{LINE, STEP, Step};
+pub(crate) use bytes::{LINE, STEP, Step, Steps};
 #[cfg(test)]
 pub(crate) use doubled::Doubled;
 pub(crate) use doubled::InDouble;
