@@ -5,21 +5,21 @@
 
 use half::{bf16, f16};
 
-use super::coded_bound::{CodedWeights, Outputs};
+use super::coded_bound::{CodedWeights, Outputs, ScoreErrors};
 use super::error_bound::{sum_error, summing};
 use super::few::side_by_side;
+use super::heavy_keys::Candidates;
 use super::job::{Answer, AttentionJob, RowBudget, Unit};
+use super::narrow::append_narrow;
 use super::pending::{PendingRow, grow};
 use super::stretches::by_stretches;
 use super::tile::{U, WEIGHT, length};
 use crate::error::Error;
 use crate::index::{
-    CodeError, CodeSums, Codes, FLUSH, FROM, Prepared, QueryScratch, Rung, SEGMENT,
-    for_coded_dtype, matrix,
+    CodeError, CodeSums, Codes, FROM, Prepared, QueryScratch, Rung, SEGMENT, for_coded_dtype,
+    matrix,
 };
-use crate::kernels::{
-    BelowEdge, CodedSums, EDGES, Element, Exp, Keys, LANES, Picked, Positions, WeightSums,
-};
+use crate::kernels::{CodedSums, Element, Exp, Keys, LANES, LIGHTEST, Picked, WeightSums};
 use crate::numerics::certified_sums::exp;
 use crate::numerics::log_mass::LogMass;
 use crate::runtime::ambient;
@@ -29,25 +29,26 @@ use crate::runtime::threads;
 
 /// Most rows that scan the codes together.
 const TOGETHER: usize = 8;
-/// Share of a sample above a careful edge below which rows keep the heaviest keys and drop the others: about an eighth
+/// Share of a sample above a careful edge below which rows keep the heaviest keys and drop the others: about a thirtieth
 /// of their keys.
-const SPARSE: f64 = 0.35;
+const SPARSE: f64 = 0.2;
 /// Keys that are scored exactly at a time.
 const BLOCK: usize = 256;
 /// Most attempts at a row's exact keys.
 const ATTEMPTS: usize = 6;
-/// Share of the budget that an attempt aims at.
-const AIM: f64 = 0.97;
 /// Largest share of its keys that a row scores exactly beside codes.
 const MOST: f64 = 0.5;
-/// Distance of the lowest edge below the heaviest weight, in nats.
-const DEPTH: f64 = 16.0;
-/// Rounds of narrowing an edge, each of `EDGES` steps.
-const ROUNDS: usize = 3;
+/// Largest share of the budget that an error of exact scores in f32 may take.
+const FINE: f64 = 0.125;
+/// Share of all weights from which an exact key's value is exact as well: no more than so many keys have it.
+const HEAVY: f64 = 1.0 / 32.0;
+/// Sums of weights up to which each is a number of f32 that products do not overflow.
+const WEIGHABLE: f64 = 1e30;
 /// Length of a code, at most, in the root of its entries.
 const LONGEST: f64 = 127.0;
-/// Relative error of sums of weights in f32, of products of weights and scales, and of blocks of their sums.
-const SUMS: f64 = 24.0 * U;
+/// Relative error of sums of weights in f32, of an exact weight in f32, of products of weights and scales, and of blocks of their
+/// sums.
+const SUMS: f64 = 25.0 * U;
 /// Factor for sums and products of a few bounds.
 const ROUND: f64 = 1.0 + 1e-9;
 /// Largest distance of exact scores above those by codes, in nats, at which weights are compared.
@@ -66,10 +67,17 @@ struct Weighed {
     list: Reused<u32>,
     exact: Reused<f64>,
     more: Reused<u32>,
+    candidates: Candidates,
+    /// Exact keys whose values are exact, their weights, and the sums of the weights of the others and of their squares.
+    heavy: Reused<u32>,
+    heavy_weights: Reused<f64>,
+    light: [f64; 2],
+    /// The query in f32, in whole groups; nothing where exact scores take f64.
+    narrow: Reused<f32>,
     sink: f64,
-    error: CodeError,
-    /// Roundings of a score and its weight.
-    rho: f64,
+    errors: ScoreErrors,
+    /// Most that weights may weigh which became nothing.
+    flushed: f64,
 }
 
 /// Sums what `work` finds in each segment of a list.
@@ -111,6 +119,8 @@ impl AttentionJob<'_> {
         if !usable || !unit.rows.iter().all(wanted) {
             return Ok(None);
         }
+        let longest = codes.longest();
+        let mut share = None;
         let mut answers = Reused::with_hint(unit.rows.len());
         for list in unit.rows.chunks(TOGETHER) {
             let mut rows = self.rows(unit.head, list, budget, None)?;
@@ -123,12 +133,12 @@ impl AttentionJob<'_> {
             if !fine || answers.is_empty() && self.seem_sparse(codes, &rows) {
                 return Ok(None);
             }
-            let by = (codes, values);
+            let by = (codes, values, longest);
             let found = for_coded_dtype!(self.keys, K => {
                 let keys = matrix::<K>(self.keys, unit.head);
                 for_coded_dtype!(self.values, V => {
                     let of = (keys, matrix::<V>(self.values, unit.head));
-                    self.coded_rows(by, of, &mut rows, unit.threads)
+                    self.coded_rows(by, of, &mut rows, (&mut share, unit.threads))
                 })
             })?;
             let Some(mut found) = found else { return Ok(None) };
@@ -148,15 +158,17 @@ impl AttentionJob<'_> {
     }
 
     /// Answers rows that scan the codes together.
-    fn coded_rows<K: Element, V: Element>(
+    fn coded_rows<K: Element<Scalar = f32>, V: Element>(
         &self,
-        (codes, values): (&Codes<'_>, &Codes<'_>),
+        (codes, values, longest): (&Codes<'_>, &Codes<'_>, f64),
         (keys, stored): (Keys<'_, K>, Keys<'_, V>),
         rows: &mut [PendingRow],
-        threads: usize,
+        (share, threads): (&mut Option<f64>, usize),
     ) -> Result<Option<Reused<Answer>>, Error> {
         self.scan(codes, rows, threads)?;
-        let Some(mut weighed) = self.weigh_by_codes(rows, threads)? else { return Ok(None) };
+        let Some(mut weighed) = self.weigh_by_codes(rows, longest, threads)? else {
+            return Ok(None);
+        };
         for (row, weighed) in rows.iter().zip(&mut *weighed) {
             let visibility = self.query_rows.row_visibility(row.number);
             weighed.more.extend(codes.uncoded().filter(|&key| visibility.sees(key as usize)));
@@ -170,21 +182,24 @@ impl AttentionJob<'_> {
                     continue;
                 }
                 open = true;
-                self.name_heavy(row, &certificate, &mut weighed.more)?;
+                let QueryScratch { scores: weights, listed, .. } = &mut row.scratch.query;
+                let sum = |weights: &mut [f32]| {
+                    in_segments(threads, weights, |part| self.simd.sum_weights(part))
+                };
+                let known = (self.simd, &certificate, row.eps);
+                let Weighed { candidates, more, .. } = weighed;
+                weighed.sums = candidates.name(known, (weights, listed), share, more, sum)?;
                 let count = weighed.list.len() + weighed.more.len();
                 let useless = weighed.more.is_empty() || count as f64 > MOST * weighed.seen as f64;
                 if useless || attempt == ATTEMPTS {
                     return Ok(None);
                 }
-                let weights = &mut row.scratch.query.scores[..];
-                weighed.more.iter().for_each(|&key| weights[key as usize] = 0.0);
-                weighed.sums = in_segments(threads, weights, |part| self.simd.sum_weights(part))?;
             }
             if !open {
                 break;
             }
         }
-        self.coded_answers((values, stored), rows, &weighed, threads)
+        self.coded_answers((values, stored), rows, &mut weighed, threads)
     }
 
     /// Scores all keys by their codes for all rows.
@@ -194,7 +209,8 @@ impl AttentionJob<'_> {
         rows: &mut [PendingRow],
         threads: usize,
     ) -> Result<(), Error> {
-        let padded = codes.len().next_multiple_of(LANES);
+        let longest = rows.iter().map(|row| row.prefix).max().unwrap_or(0);
+        let padded = longest.next_multiple_of(LANES);
         for row in rows.iter_mut() {
             let scores = &mut row.scratch.query.scores;
             grow(scores, padded)?;
@@ -216,6 +232,7 @@ impl AttentionJob<'_> {
     fn weigh_by_codes(
         &self,
         rows: &mut [PendingRow],
+        longest: f64,
         threads: usize,
     ) -> Result<Option<Reused<Weighed>>, Error> {
         let mut all = Reused::with_hint(rows.len());
@@ -241,26 +258,41 @@ impl AttentionJob<'_> {
                 ((sink - offset - f64::from(shift)).exp(), 2.0 * f64::EPSILON * size)
             });
             let error = row.prepared.as_ref().map_or(CodeError::NOTHING, |p| p.code_error);
+            let mut narrow: Reused<f32> = Reused::with_hint(row.query.entries.len());
+            let in_f32 = self.error_in_lanes(&row.wide, longest);
+            let in_f32 = in_f32.filter(|error| *error <= row.eps * FINE);
+            if in_f32.is_some() {
+                append_narrow(&mut narrow, &row.wide);
+            }
             // Scores by codes lack the offset, whose rounding exact scores share.
-            let rho = error.rho + 2.0 * row.query.error + WEIGHT + slip;
+            let exact = row.query.error + in_f32.unwrap_or(0.0);
+            let seen = visibility.count();
+            // Sums of exact weights round as well.
+            let summed = seen as f64 * f64::EPSILON;
+            let rho = error.rho + row.query.error + exact + WEIGHT + slip + summed;
             all.push(Weighed {
                 shift,
                 at,
-                seen: visibility.count(),
+                seen,
                 sums: in_segments(threads, scores, |part| self.simd.weigh_codes(part, shift))?,
                 list: Reused::with_hint(SEGMENT),
                 exact: Reused::with_hint(SEGMENT),
                 more: Reused::with_hint(SEGMENT),
+                candidates: Candidates::new(),
+                heavy: Reused::with_hint(LANES),
+                heavy_weights: Reused::with_hint(LANES),
+                light: [0.0; 2],
+                narrow,
                 sink,
-                error,
-                rho,
+                errors: ScoreErrors::new(error, rho),
+                flushed: seen as f64 * f64::from(LIGHTEST) * (error.each + rho).exp(),
             });
         }
         Ok(Some(all))
     }
 
     /// Scores the keys exactly that rows have named.
-    fn add_exact<K: Element>(
+    fn add_exact<K: Element<Scalar = f32>>(
         &self,
         keys: Keys<'_, K>,
         rows: &[PendingRow],
@@ -274,14 +306,23 @@ impl AttentionJob<'_> {
             room("k", &mut weighed.list, named.len())?;
             room("k", &mut weighed.exact, named.len())?;
         }
-        let (mut scores, mut weights) = ([0.0; BLOCK], [0.0; BLOCK]);
+        let (mut narrow, mut scores, mut weights) = ([0.0; BLOCK], [0.0; BLOCK], [0.0; BLOCK]);
         let lists = named.each_ref().map(|list| &list[..]);
         by_stretches(&lists[..rows.len()], |at, list, (from, end)| {
             let (row, weighed) = (&rows[at], &mut all[at]);
             let offset = row.prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
             for list in list[from..end].chunks(BLOCK) {
                 let found = &mut scores[..list.len()];
-                row.query.score(self.simd, keys, Picked::Listed(list), offset, found);
+                if weighed.narrow.is_empty() {
+                    row.query.score(self.simd, keys, Picked::Listed(list), offset, found);
+                } else {
+                    let narrow = &mut narrow[..list.len()];
+                    let query = (&weighed.narrow[..], self.scale as f32);
+                    self.simd.scores_listed(keys, list, query, narrow);
+                    for (score, narrow) in found.iter_mut().zip(narrow) {
+                        *score = f64::from(*narrow) - offset;
+                    }
+                }
                 let top = found.iter().copied().fold(f64::MIN, f64::max);
                 let nan = found.iter().any(|score| score.is_nan());
                 let padded = list.len().next_multiple_of(LANES);
@@ -310,50 +351,24 @@ impl AttentionJob<'_> {
         Ok(())
     }
 
-    /// Adds the keys above an edge to those that are to be scored exactly: the highest edge below which codes are
-    /// likely to do.
-    fn name_heavy(
-        &self,
-        row: &mut PendingRow,
-        certificate: &CodedWeights,
-        to: &mut Vec<u32>,
-    ) -> Result<(), Error> {
-        let QueryScratch { scores: weights, listed, .. } = &mut row.scratch.query;
-        let top = certificate.coded.largest as f32;
-        let (mut high, mut low, mut nats) = (top, top, DEPTH);
-        for _ in 0..ROUNDS {
-            // The same on every machine, as sets depend on it.
-            nats /= EDGES as f64;
-            let (step, mut edge) = (exp(-nats) as f32, high);
-            let edges: [f32; EDGES] = std::array::from_fn(|_| {
-                edge *= step;
-                edge
-            });
-            let below = self.simd.below_each(weights, weights, edges);
-            let enough = |(below, &edge): (&BelowEdge, &f32)| {
-                certificate.likely(below.squares(), edge.into()) <= AIM * row.eps
-            };
-            let at = below.iter().zip(&edges).position(enough).unwrap_or(EDGES - 1);
-            (low, high) = (edges[at], if at == 0 { high } else { edges[at - 1] });
-        }
-        listed.clear();
-        room("k", listed, weights.len() + LANES)?;
-        self.simd.emit(weights, Positions::From(0), low, true, listed);
-        room("k", to, listed.len())?;
-        to.extend_from_slice(listed);
-        Ok(())
-    }
-
     /// Averages values by the weights of rows, and bounds the outputs.
     fn coded_answers<V: Element>(
         &self,
         (values, stored): (&Codes<'_>, Keys<'_, V>),
-        rows: &[PendingRow],
-        weighed: &[Weighed],
+        rows: &mut [PendingRow],
+        weighed: &mut [Weighed],
         threads: usize,
     ) -> Result<Option<Reused<Answer>>, Error> {
         let centre = values.mean();
         let width = centre.len();
+        for (row, weighed) in rows.iter_mut().zip(&mut *weighed) {
+            let weights = &mut row.scratch.query.scores[..];
+            weighed.candidates.put_back(weights);
+            if !weighed.code_light_values(weights) {
+                return Ok(None);
+            }
+        }
+        let rows = &*rows;
         let longest = rows.iter().map(|row| row.prefix).max().unwrap_or(0);
         let piece = |(lines, scales, first): (&[u8], &[bf16], usize)| {
             let mut sums: Reused<f64> = filled_again("v", rows.len() * width, 0.0)?;
@@ -388,21 +403,18 @@ impl AttentionJob<'_> {
             }
         }
         let mut answers = Reused::with_hint(rows.len());
-        let lists: [&[u32]; TOGETHER] =
-            std::array::from_fn(|row| weighed.get(row).map_or(&[][..], |row| &row.list));
-        by_stretches(&lists[..rows.len()], |row, list, (from, end)| {
-            let sums = &mut sums[row * width..][..width];
-            let weights = &weighed[row].exact[from..end];
-            self.simd.average(stored, Picked::Listed(&list[from..]), weights, sums);
-        });
+        for (weighed, sums) in weighed.iter().zip(sums.chunks_exact_mut(width)) {
+            let (keys, weights) = (&weighed.heavy[..], &weighed.heavy_weights[..]);
+            self.simd.average(stored, Picked::Listed(keys), weights, sums);
+        }
         let bounds = values.value_bounds();
         for (((row, weighed), sums), lost) in
             rows.iter().zip(weighed).zip(sums.chunks_exact(width)).zip(lost)
         {
             let certificate = weighed.certificate();
             let total_variation = certificate.total_variation();
-            let exact = certificate.exact;
-            let total = weighed.sums.weights + exact + weighed.sink;
+            let total = weighed.total();
+            let exact = weighed.heavy_weights.iter().sum::<f64>();
             let mut out = filled_again("v", width, 0.0)?;
             let mut away = 0.0;
             for ((out, &sum), &centre) in out.iter_mut().zip(sums).zip(centre) {
@@ -431,7 +443,8 @@ impl AttentionJob<'_> {
                 rung: Rung::Coded,
                 weight_error: 0.0,
                 sum_error: 0.0,
-                coded_error: certificate.output(&outputs, total_variation) + rounding * ROUND,
+                coded_error: certificate.output(&outputs, weighed.light, total_variation)
+                    + rounding * ROUND,
                 log_mass: LogMass::of(masses.low, masses.high, weighed.at, row.query.error),
                 out,
             });
@@ -441,22 +454,43 @@ impl AttentionJob<'_> {
 }
 
 impl Weighed {
+    /// Returns the sum of all weights.
+    fn total(&self) -> f64 {
+        self.sums.weights + self.exact.iter().sum::<f64>() + self.sink
+    }
+
+    /// Puts the exact weights of keys that have little of the mass beside those by codes, so that their values come from codes
+    /// as well. Returns `false` if f32 does not hold the weights.
+    fn code_light_values(&mut self, weights: &mut [f32]) -> bool {
+        let total = self.total();
+        if total.is_nan() || total > WEIGHABLE {
+            return false;
+        }
+        for (&key, &weight) in self.list.iter().zip(&*self.exact) {
+            if weight >= HEAVY * total {
+                self.heavy.push(key);
+                self.heavy_weights.push(weight);
+            } else {
+                weights[key as usize] = weight as f32;
+                self.light[0] += weight;
+                self.light[1] += weight * weight;
+            }
+        }
+        true
+    }
+
     /// Returns what is known of the row's weights.
     fn certificate(&self) -> CodedWeights {
         let exact = self.exact.iter().sum::<f64>();
         let exact_squares = self.exact.iter().map(|weight| weight * weight).sum();
         let WeightSums { weights, squares, largest } = self.sums;
-        // The sums of exact weights round as well.
-        let rho = self.rho + self.exact.len() as f64 * f64::EPSILON;
-        let (error, sink) = (self.error, self.sink);
         CodedWeights {
-            error,
-            rho,
+            errors: self.errors,
             coded: CodeSums::computed(weights, squares, largest.into(), self.seen),
-            flushed: self.seen as f64 * FLUSH * (error.each + rho).exp(),
+            flushed: self.flushed,
             exact,
             exact_squares,
-            sink,
+            sink: self.sink,
         }
     }
 }

@@ -10,13 +10,31 @@ use crate::index::{CodeError, CodeSums, ValueBounds};
 /// Relative error of a bound's own arithmetic in f64, generously.
 const ARITHMETIC: f64 = 1e-11;
 
+/// Errors of a row's scores, and exponentials of them, which many bounds share.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ScoreErrors {
+    /// Of scores by codes: X and D.
+    code: CodeError,
+    /// e^rho, e^-rho and e^rho - 1.
+    grown: f64,
+    shrunk: f64,
+    rounded: f64,
+    /// Of the part of e^x - 1 beyond x, as a share of x^2.
+    growth: f64,
+}
+
+impl ScoreErrors {
+    /// Takes the errors of scores by codes, and the roundings of a score and of its weight, in nats: those of E and those of C.
+    pub(super) fn new(code: CodeError, rho: f64) -> Self {
+        let (grown, shrunk, rounded) = (rho.exp(), (-rho).exp(), rho.exp_m1());
+        ScoreErrors { code, grown, shrunk, rounded, growth: code.growth() }
+    }
+}
+
 /// Sums of a row's weights, and errors of them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CodedWeights {
-    /// Errors of scores by codes: X and D.
-    pub(super) error: CodeError,
-    /// Roundings of a score and of its weight, in nats: those of E and those of C.
-    pub(super) rho: f64,
+    pub(super) errors: ScoreErrors,
     /// Sums over C.
     pub(super) coded: CodeSums,
     /// Most that weights of C may weigh which were rounded to nothing.
@@ -70,19 +88,20 @@ impl CodedWeights {
 
     /// Returns a bound of sum u g x^2 over C, the part of e^x - 1 beyond x.
     fn curved(&self) -> f64 {
-        let CodeError { total, each, .. } = self.error;
+        let CodeError { total, each, .. } = self.errors.code;
         let CodeSums { upper, squares, largest, .. } = self.coded;
         let least = (largest * total * total).min(each * total * squares.sqrt());
-        self.error.growth() * least.min(each * each * upper)
+        self.errors.growth * least.min(each * each * upper)
     }
 
     /// Returns bounds of the sums of weights.
     pub(super) fn masses(&self) -> Masses {
         let beside = self.exact + self.sink;
+        let ScoreErrors { code, grown, shrunk, .. } = self.errors;
         let (used_low, used) = (self.coded.lower + beside, up(self.coded.upper + beside));
-        let root = up(self.error.total * self.coded.squares.sqrt());
-        let low = (-self.rho).exp() * (used_low * (1.0 - ARITHMETIC) - root) * (1.0 - ARITHMETIC);
-        let high = up(self.rho.exp() * (used + root + self.curved()) + self.flushed);
+        let root = up(code.total * self.coded.squares.sqrt());
+        let low = shrunk * (used_low * (1.0 - ARITHMETIC) - root) * (1.0 - ARITHMETIC);
+        let high = up(grown * (used + root + self.curved()) + self.flushed);
         Masses { low: if low > 0.0 { low } else { 0.0 }, high, used_low, used }
     }
 
@@ -90,13 +109,14 @@ impl CodedWeights {
     /// its sum: the least of the plain and of the centred bound.
     pub(super) fn total_variation(&self) -> f64 {
         let Masses { low, used_low, used, .. } = self.masses();
-        let (grown, rounded) = (self.rho.exp(), self.rho.exp_m1() * used);
-        let (root, curved) = (self.error.total * self.coded.squares.sqrt(), self.curved());
+        let ScoreErrors { code, grown, rounded, .. } = self.errors;
+        let rounded = rounded * used;
+        let (root, curved) = (code.total * self.coded.squares.sqrt(), self.curved());
         let more = up(grown * (root + curved) + rounded + self.flushed);
         let less = up(root + rounded).min(used);
         let most = more.max(less);
         let plain = up(most / (used_low + (most - less)));
-        let centred = self.error.total * self.centred_squares(used).sqrt();
+        let centred = code.total * self.centred_squares(used).sqrt();
         let centred = up((grown * (centred + curved) + rounded + self.flushed) / low);
         plain.min(centred).min(1.0)
     }
@@ -110,22 +130,24 @@ impl CodedWeights {
 
     /// Returns an upper bound of the distance between the real output and the average of values, those of C by their
     /// codes, with the used weights: the least of that by sums of outer products of values and that by the ball around them,
-    /// given the total variation distance.
-    pub(super) fn output(&self, outputs: &Outputs, total_variation: f64) -> f64 {
+    /// given the total variation distance. Some keys of E may have their values by codes as well: `light` is the sum of their
+    /// weights, and that of the squares.
+    pub(super) fn output(&self, outputs: &Outputs, light: [f64; 2], total_variation: f64) -> f64 {
         let &Outputs { values: ValueBounds { spread, loss, farthest, lost, .. }, centre, away } =
             outputs;
         let Masses { low, high, used_low, used } = self.masses();
-        let (grown, rounded) = (self.rho.exp(), self.rho.exp_m1());
-        let CodeError { total, each, .. } = self.error;
+        let ScoreErrors { code: CodeError { total, each, .. }, grown, rounded, growth, .. } =
+            self.errors;
         let CodeSums { squares, largest, .. } = self.coded;
         let root = squares.sqrt();
         // A product of 0 and an infinity is no bound.
-        let one_way = largest * total * (1.0 + self.error.growth() * each);
+        let one_way = largest * total * (1.0 + growth * each);
         let moved = grown * one_way.min(each.exp_m1() * root)
             + rounded * (squares + self.exact_squares).sqrt()
             + self.flushed;
         let off = (high - used_low).max(used - low);
-        let codes = (root * loss).min(self.coded.upper * lost);
+        let coded = (self.coded.upper + light[0], (squares + light[1]).sqrt());
+        let codes = up((coded.1 * loss).min(coded.0 * lost));
         let by_sums =
             up((spread * moved + rounded * self.sink * centre + off * away + codes) / low);
         let radius = if self.sink > 0.0 { farthest.max(centre) } else { farthest };
@@ -222,8 +244,10 @@ mod tests {
             let each = errors.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
             let rho = roundings.iter().fold(0.0, |most: f64, r| most.max(r.abs()));
             let row = CodedWeights {
-                error: CodeError { total: square(errors).sqrt(), each, rho, slope: 0.0 },
-                rho,
+                errors: ScoreErrors::new(
+                    CodeError { total: square(errors).sqrt(), each, rho, slope: 0.0 },
+                    rho,
+                ),
                 coded: CodeSums {
                     upper: sum,
                     lower: sum,
@@ -244,7 +268,7 @@ mod tests {
             };
             let outputs = Outputs { values: bounds, centre: 0.0, away: length(out) };
             let bound = row.total_variation();
-            [(variation, bound), (off, row.output(&outputs, bound))]
+            [(variation, bound), (off, row.output(&outputs, [0.0; 2], bound))]
         }
     }
 
@@ -270,8 +294,7 @@ mod tests {
     fn what_says_nothing_bounds_nothing() {
         let coded = CodeSums { upper: 1.0, lower: 1.0, squares: 1.0, largest: 1.0 };
         let row = CodedWeights {
-            error: CodeError::NOTHING,
-            rho: f64::INFINITY,
+            errors: ScoreErrors::new(CodeError::NOTHING, f64::INFINITY),
             coded,
             flushed: 0.0,
             exact: f64::INFINITY,
@@ -280,9 +303,9 @@ mod tests {
         };
         assert_eq!(row.total_variation(), 1.0);
         let known = CodeError { total: 0.1, each: 0.1, rho: 0.0, slope: 0.0 };
-        let infinite = CodedWeights { error: known, rho: 0.0, ..row };
+        let infinite = CodedWeights { errors: ScoreErrors::new(known, 0.0), ..row };
         assert_eq!(infinite.total_variation(), 1.0);
         let outputs = Outputs { values: ValueBounds::NOTHING, centre: 1.0, away: 1.0 };
-        assert_eq!(infinite.output(&outputs, 1.0), f64::INFINITY);
+        assert_eq!(infinite.output(&outputs, [0.0; 2], 1.0), f64::INFINITY);
     }
 }

@@ -12,6 +12,7 @@ mod coded_bound;
 mod driver;
 mod error_bound;
 mod few;
+mod heavy_keys;
 mod job;
 mod many;
 mod narrow;

@@ -24,7 +24,8 @@ impl Codes<'_> {
         Prepared::new(simd, query, scale, self.frame(), self.gram())
     }
 
-    /// Scores all keys by their codes, whole groups of them; those without a code, and what is behind the last key, score -inf.
+    /// Scores keys by their codes, whole groups of them, as many as there is room for; those without a code, and what is behind the
+    /// last key, score -inf.
     ///
     /// # Errors
     /// That of the context that ends the call.
@@ -35,7 +36,8 @@ impl Codes<'_> {
         to: [&mut [f32]; Q],
         threads: usize,
     ) -> Result<(), Error> {
-        let (mut to, groups) = (to, self.len().div_ceil(LANES));
+        let groups = self.len().div_ceil(LANES).min(to[0].len() / LANES);
+        let mut to = to;
         let segments = self.pieces(groups, SEGMENT / LANES).count();
         if threads == 1 || segments < 2 {
             for (lines, scales, first) in self.pieces(groups, usize::MAX) {
@@ -58,9 +60,12 @@ impl Codes<'_> {
         }
         for to in to {
             for uncoded in self.uncoded() {
-                to[uncoded as usize] = f32::NEG_INFINITY;
+                if let Some(score) = to.get_mut(uncoded as usize) {
+                    *score = f32::NEG_INFINITY;
+                }
             }
-            to[self.len()..].fill(f32::NEG_INFINITY);
+            let end = self.len().min(to.len());
+            to[end..].fill(f32::NEG_INFINITY);
         }
         Ok(())
     }

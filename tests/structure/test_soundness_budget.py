@@ -48,9 +48,10 @@ ROOMS = {
 }
 # Names of constants: limits of ranges, choices, scales of a number format.
 NAMED = {
-    "src/attention/coded.rs": ["SPARSE", "AIM", "MOST", "DEPTH", "LONGEST", "HIGHEST"],
+    "src/attention/coded.rs": ["SPARSE", "MOST", "LONGEST", "HIGHEST", "FINE", "HEAVY", "WEIGHABLE"],
     "src/attention/error_bound.rs": ["MOST"],
-    "src/kernels/attention/coded.rs": ["TOP", "LEAST"],
+    "src/attention/heavy_keys.rs": ["AIM", "DEPTH", "MARGIN"],
+    "src/kernels/attention/coded.rs": ["TOP", "LEAST", "LIGHTEST"],
     "src/attention/few.rs": ["ALL", "VAGUE"],
     "src/attention/many.rs": ["SPARSE_ROWS"],
     "src/attention/narrow.rs": ["FINE", "ALWAYS_FINE"],
@@ -89,6 +90,7 @@ NAMED = {
 # Pieces of lines: what is aimed at and judged afterwards, and what keeps a divisor from 0.
 INLINE = {
     "src/attention/error_bound.rs": ["(2.0 * ball.radius + rounded) * (1.0 - 1e-9);"],
+    "src/attention/heavy_keys.rs": ["floor.max(f32::MIN_POSITIVE)"],
     "src/index/prepared.rs": [".max(f64::MIN_POSITIVE)"],
     "src/index/threshold_search.rs": [
         "(sums.weights + sums.rest) * (1.0 + 1e-6)",
