@@ -9,7 +9,7 @@
 use half::bf16;
 
 use crate::kernels::index::{BIAS, ROUND};
-use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP, Steps, ask_for};
+use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP, Steps};
 use crate::kernels::simd::{BytePass, Pass, Simd};
 use crate::kernels::weights::{DEPTH, Exp, Sum, WeightFn};
 
@@ -74,6 +74,8 @@ const BLOCK: usize = GROUPS * LANES;
 const TOP: f32 = 32_639.0;
 /// Smaller products of weights and scales count as nothing.
 const LEAST: f32 = 1e-30;
+/// Steps of a block.
+const STEPS: usize = BLOCK / STEP;
 /// Bytes of lines that are prefetched ahead.
 const AHEAD: usize = 4096;
 
@@ -111,7 +113,7 @@ struct Average<'a, 'b, const Q: usize> {
 impl<const Q: usize> Average<'_, '_, Q> {
     /// Rounds the weights of a row's block that begins with a group.
     #[inline(always)]
-    unsafe fn round<L: Level>(
+    unsafe fn round<B: ByteDots>(
         &mut self,
         q: usize,
         (group, groups): (usize, usize),
@@ -120,11 +122,12 @@ impl<const Q: usize> Average<'_, '_, Q> {
         let to = &mut self.to[q];
         let (weights, scales) = (to.weights.as_ptr(), self.scales.as_ptr());
         let mut products = [[0.0f32; LANES]; GROUPS];
-        let mut top = L::F32::splat(0.0);
+        let mut top = <B::Level as Level>::F32::splat(0.0);
         for (g, product) in products.iter_mut().enumerate().take(groups) {
             // `average_codes` has checked that weights and scales are there.
             let at = (group + g) * LANES;
-            let weights = L::F32::load(weights.add(at)).mul(L::load_bf16(scales.add(at)));
+            let weights = <B::Level as Level>::F32::load(weights.add(at))
+                .mul(B::Level::load_bf16(scales.add(at)));
             weights.store(product.as_mut_ptr());
             top = weights.max(top);
         }
@@ -135,16 +138,24 @@ impl<const Q: usize> Average<'_, '_, Q> {
             return;
         }
         block.unit = top / TOP;
-        let (inverse, round) = (L::F32::splat(TOP / top), L::F32::splat(ROUND));
-        let mut total = L::F32::splat(0.0);
+        let (inverse, round) =
+            (<B::Level as Level>::F32::splat(TOP / top), <B::Level as Level>::F32::splat(ROUND));
+        let mut total = <B::Level as Level>::F32::splat(0.0);
         for (g, product) in products.iter().enumerate().take(groups) {
             // The low byte of what is rounded so is that of a whole number, a signed one.
-            let rounded = L::F32::load(product.as_ptr()).mul_add(inverse, round);
+            let rounded = <B::Level as Level>::F32::load(product.as_ptr()).mul_add(inverse, round);
             let number = rounded.sub(round);
             total = total.add(number);
             // A tie of the high half goes upward, as the low one is then negative.
-            let high = number.mul_add(L::F32::splat(1.0 / 256.0), L::F32::splat(1.0 / 1024.0));
-            block.numbers.set(g, L::low_bytes(high.add(round)), L::low_bytes(rounded));
+            let high = number.mul_add(
+                <B::Level as Level>::F32::splat(1.0 / 256.0),
+                <B::Level as Level>::F32::splat(1.0 / 1024.0),
+            );
+            block.numbers.set::<B>(
+                g,
+                B::Level::low_bytes(high.add(round)),
+                B::Level::low_bytes(rounded),
+            );
         }
         // Each number is off by half a unit, and by the roundings of the product, of the unit and of its inverse.
         to.lost += f64::from(block.unit) * (0.51 * BLOCK as f64);
@@ -165,7 +176,12 @@ impl<const Q: usize> Average<'_, '_, Q> {
         for s in 0..steps {
             for t in 0..T {
                 let line = lines.add((s * width + t) * LINE);
-                ask_for(line.wrapping_add(AHEAD));
+                // A few rows take lines as they lie, and soon; more rows take a column of a block, and then the next one.
+                if Q <= 2 {
+                    B::Level::prefetch(line.wrapping_add(AHEAD));
+                } else {
+                    B::Level::prefetch_far(line.wrapping_add(STEPS * width * LINE));
+                }
                 for (sums, block) in sums.iter_mut().zip(blocks) {
                     sums[t] = B::add(sums[t], line, block.numbers.step(s));
                 }
@@ -191,7 +207,7 @@ impl<const Q: usize> BytePass for Average<'_, '_, Q> {
         for group in (0..groups).step_by(GROUPS) {
             let here = (groups - group).min(GROUPS);
             for (q, block) in blocks.iter_mut().enumerate() {
-                self.round::<B::Level>(q, (group, here), block);
+                self.round::<B>(q, (group, here), block);
             }
             if blocks.iter().all(|block| block.unit == 0.0) {
                 continue;

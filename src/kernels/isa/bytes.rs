@@ -58,8 +58,11 @@ impl<const N: usize> Steps<N> {
 
     /// Replaces a group by `256 * high + low`, none above 32 639, given the bits of signed bytes.
     #[inline(always)]
-    pub(crate) fn set(&mut self, group: usize, high: [u8; LANES], low: [u8; LANES]) {
+    pub(crate) fn set<B: ByteDots>(&mut self, group: usize, high: [u8; LANES], low: [u8; LANES]) {
         (self.high[group], self.low[group]) = (high, low);
+        if B::HALVES {
+            return;
+        }
         for ((both, high), low) in self.both[group].iter_mut().zip(high).zip(low) {
             *both = 256 * i16::from(high.cast_signed()) + i16::from(low.cast_signed());
         }
@@ -100,6 +103,8 @@ pub(crate) fn ask_for(line: *const u8) {
 pub(crate) trait ByteDots: Copy {
     type Level: Level;
     type Sums: Copy;
+    /// Whether only the halves of numbers are read.
+    const HALVES: bool = false;
 
     unsafe fn zero() -> Self::Sums;
     /// Adds to sum i the products of bytes `4 i .. 4 i + 4` of a line and the numbers of a step.
@@ -282,6 +287,7 @@ mod x86 {
 
     impl ByteDots for Vnni {
         type Level = Avx512;
+        const HALVES: bool = true;
         /// Sums with the high halves and with the low ones.
         type Sums = [__m512i; 2];
 
