@@ -9,7 +9,6 @@ in the header; so has each layer's rows.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -35,7 +34,7 @@ from .._files.scratch import open_to_map
 from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..key_index import PARTS, KeyIndex
-from ..kv_index import KvIndex
+from ..kv_index import KvIndex, _values_of_file
 from ..sparse_attention import ValueBall, ball_of_parts
 from .indexed_layer import IndexedLayer
 from .layers_of_config import How
@@ -94,9 +93,7 @@ def write_session(path: Path, layers: list[IndexedLayer]) -> None:
             for (name, dtype, _), array in zip(PARTS, layer.index.arrays(), strict=True):
                 parts[f"{at}.index.{name}"], dtypes[f"{at}.index.{name}"] = _rows(array), dtype
         if isinstance(layer.index, KvIndex):
-            layer.index._values.write_to(raw_values := io.BytesIO())
-            parts[f"{at}.values"] = np.frombuffer(raw_values.getbuffer(), np.uint8)
-            dtypes[f"{at}.values"] = "U8"
+            parts[f"{at}.values"], dtypes[f"{at}.values"] = layer.index._file_of_values(), "U8"
         if layer.ball is not None:
             _, heads = layer.ball._native.parts()
             parts[f"{at}.ball"], dtypes[f"{at}.ball"] = np.stack(heads), "F64"
@@ -298,7 +295,7 @@ def _index(
         index = _native.KeyIndex.of_parts(shape, kind, heads)  # type: ignore[arg-type]
         if (values := parts.get(f"{at}.values")) is None:
             return KeyIndex(index, None)
-        return KvIndex._of(index, None, _native.ValueIndex.read_from(io.BytesIO(values.data)))
+        return KvIndex._of(index, None, _values_of_file(values))
     except CertkError as error:
         raise CertkError(f"{file.path}: the index of layer {at}: {error}") from None
 
