@@ -71,8 +71,7 @@ def _side_by_side(keep: Tensor, keep_indptr: Tensor, batch: tuple[int, ...]) -> 
     return table.reshape(*batch, table.shape[1])
 
 
-# The dtype of each tensor of an index; the last may be None. NumPy has no bfloat16: bits stand for
-# it.
+# The dtype of each tensor of an index; values may be None. NumPy lacks bfloat16: bits stand for it.
 INDEX_DTYPES = {
     "codes": torch.uint8,
     "scales": torch.bfloat16,

@@ -43,6 +43,7 @@ class Budget:
     even_if_slower: bool = False
     """Drop keys also where computing all of them is faster."""
     weights: Weights = "codes"
+    """With "exact" codes of values are left out."""
 
     def __post_init__(self) -> None:
         need_weights(self.weights)
