@@ -528,7 +528,7 @@ def attention(
         NDArray[np.bool_] | None,  # mask
         NDArray[np.float64] | None,  # sinks
         ValueBall | None,  # ball
-        ValueIndex | None,  # an index of the values
+        ValueIndex | NDArray[np.uint8] | None,  # an index of the values, or its file
         object,  # threads
     ],
 ) -> Attended: ...

@@ -410,12 +410,16 @@ class IndexArrays:
     certificate about nothing, or a `CertkError`.
     """
 
-    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+    def __init__(
+        self, arrays: Sequence[NDArray[Any]], values: NDArray[np.uint8] | None = None
+    ) -> None:
         """Take arrays (..., length) as `KeyIndex.arrays` gives them, in their order and dtypes.
 
         Nothing is copied where the last axis is contiguous and the others can be seen as one.
+        `values` are those of a `KvIndex`, as the bytes of a file of them.
         """
         self._index = tuple(map(_in_rows, arrays))
+        self._values = values
 
 
 def _in_rows(array: NDArray[Any]) -> NDArray[Any]:

@@ -9,6 +9,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _native
@@ -38,11 +39,9 @@ class KvIndex(KeyIndex):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Codes are copied, also by `copy.copy`: an index and its copy grow apart."""
-        values = io.BytesIO()
         with self._appending:
-            self._values.write_to(values)
-            parts = self._index.parts()
-            return _restored, (self.shape, self.dtype, parts, self._kept, values.getvalue())
+            values, parts = self._file_of_values(), self._index.parts()
+            return _restored, (self.shape, self.dtype, parts, self._kept, values)
 
     @classmethod
     def build(  # type: ignore[override]
@@ -134,6 +133,11 @@ class KvIndex(KeyIndex):
         """
         return super().load(path, keys)
 
+    def _file_of_values(self) -> NDArray[np.uint8]:
+        """Return the codes of the values as the bytes of a file."""
+        self._values.write_to(stream := io.BytesIO())
+        return np.frombuffer(stream.getbuffer(), np.uint8)
+
     def _write(self, stream: BinaryIO) -> None:
         with self._appending:  # keys and values of one moment
             self._index.write_to(stream)
@@ -162,11 +166,15 @@ def _restored(
     dtype: str,
     parts: list[Any],
     kept: NDArray[Any] | None,
-    values: bytes,
+    values: NDArray[np.uint8],
 ) -> KvIndex:
     """Make an index from what `KvIndex.__reduce__` gives."""
     index = _native.KeyIndex.of_parts(shape, dtype, parts)
-    return KvIndex._of(index, kept, _native.ValueIndex.read_from(io.BytesIO(values)))
+    return KvIndex._of(index, kept, _values_of_file(values))
+
+
+def _values_of_file(values: NDArray[np.uint8]) -> _native.ValueIndex:
+    return _native.ValueIndex.read_from(io.BytesIO(values.data))
 
 
 def _as_native_values(values: ArrayLike) -> _Stored:

@@ -153,7 +153,7 @@ def attention(
         seen,
         None if sinks is None else _sinks(sinks, batch[:-1]),
         None if ball is None else ball._native,
-        index._values if isinstance(index, KvIndex) else None,
+        index._values if isinstance(index, KvIndex | IndexArrays) else None,
         threads,
     )
     # Without an index all keys are read, one after the other.

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from .errors import CertkError, pip_install
 from .key_index import KeyIndex
+from .kv_index import KvIndex
 
 try:
     import torch
@@ -109,7 +110,7 @@ class AttentionResult(NamedTuple):
 
 
 class IndexTensors(NamedTuple):
-    """A `certk_rs.KeyIndex` as tensors, from `index_tensors`; `...` is `keys.shape[:-2]`.
+    """A `KeyIndex` or `KvIndex` as tensors, from `index_tensors`; `...` is `keys.shape[:-2]`.
 
     They may be moved, saved, or be inputs of a compiled graph. They are trusted to be those of an
     index of exactly the keys that a call is given. Others make a certificate about nothing, or an
@@ -132,6 +133,8 @@ class IndexTensors(NamedTuple):
     """(..., 7) float64: what bounds the roundings of all that."""
     fingerprint: Tensor
     """(..., 2) int64: of the keys, as bits of uint64."""
+    values: Tensor | None = None
+    """(bytes) uint8: codes of the values of all heads, as a file of them; of a `KvIndex` alone."""
 
 
 # ------------------------------------------------------------------------- what functions share
@@ -335,15 +338,18 @@ def index_tensors(index: KeyIndex) -> IndexTensors:
     """Copy an index to tensors, which `attention` and `certk::attention_indexed` then only read.
 
     Args:
-        index: A `certk_rs.KeyIndex`, for instance `certk_rs.KeyIndex.build(k, keep_keys=False)`.
+        index: A `certk_rs.KeyIndex`, for instance `certk_rs.KeyIndex.build(k, keep_keys=False)`, or
+            a `certk_rs.KvIndex`, with which few rows may have weights and values from codes.
 
     Raises:
         CertkError: It is no index.
     """
     if not isinstance(index, KeyIndex):
         raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex")
-    tensors = map(torch.from_numpy, index.arrays())
-    stored = zip(tensors, _operators.INDEX_DTYPES.values(), strict=True)
+    arrays = index.arrays()
+    if isinstance(index, KvIndex):
+        arrays.append(index._file_of_values())
+    stored = zip(map(torch.from_numpy, arrays), _operators.INDEX_DTYPES.values(), strict=False)
     return IndexTensors(*(tensor.view(dtype) for tensor, dtype in stored))
 
 
@@ -376,8 +382,8 @@ def attention(
         k: Keys (..., kv_heads, n, d), or (n, d), not repeated.
         v: Values (..., kv_heads, n, d_v), or (n, d_v).
         eps: Budget of dropped softmax mass, a number, or a tensor of shape () or q.shape[:-1].
-        index: The index of exactly these keys, from `index_tensors`; nothing of it is copied or
-            built in the call.
+        index: The index of exactly these keys, or of these keys and values, from `index_tensors`;
+            nothing of it is copied or built in the call.
         scale: Multiplies q.k; None for the float64 nearest d**-0.5.
         causal: Query i of m sees keys up to i + n - m.
         lengths: How many keys a row sees, from the first; integers of shape () or q.shape[:-1].
@@ -399,7 +405,7 @@ def attention(
             f"index is a {type(index).__name__}; pass index_tensors(index) of a certk_rs.KeyIndex"
         )
     # Whatever the annotations say: anybody can make one of these.
-    parts: tuple[object, ...] = index
+    parts: tuple[object, ...] = index if index.values is not None else index[:-1]
     if not all(isinstance(part, Tensor) and part.is_cpu for part in parts):
         _need_tensors(**{f"index.{name}": tensor for name, tensor in index._asdict().items()})
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -407,4 +413,5 @@ def attention(
             "q, k or v requires a gradient, and attention with an index has none; call it under "
             "torch.no_grad(), detach them, or leave index out"
         )
-    return AttentionResult(*_operators.attention_indexed(q, k, v, *index, *how))
+    found = _operators.attention_indexed(q, k, v, *index[:-1], *how, index.values)
+    return AttentionResult(*found)

@@ -54,7 +54,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "windows": {"_planning", "_arrays", "results", "errors"},
     # Laws in NumPy; of `_native` they take visible scores and floating-point modes.
     "_planning": {"_native", "_arrays", "errors"},
-    "torch": {"_torch", "key_index", "errors"},
+    "torch": {"_torch", "key_index", "kv_index", "errors"},
     "_torch": {"_native", "_arrays", "_ragged", "errors", *SUBJECTS},
     # In what modes they compute, `_native` says; it knows neither. A kept set may be a result.
     "_arrays": {"_native", "_ragged", "results", "errors"},

@@ -133,11 +133,15 @@ def test_opcheck_of_attention(dtype: torch.dtype, layout: str) -> None:
 )
 def test_opcheck_of_attention_with_an_index(dtype: torch.dtype, layout: str) -> None:
     q, k, v = layouts_of_attention(dtype)[layout]
-    index = ct.index_tensors(ck.KeyIndex.build(k))
-    opcheck(OPS.attention_indexed.default, (q, k, v, *index, 0.05, None, True), layout)
+    for index in (ck.KeyIndex.build(k), ck.KvIndex.build(k, v)):
+        *keys, values = ct.index_tensors(index)
+        more = (0.05, None, True, None, None, None, None, values)
+        opcheck(OPS.attention_indexed.default, (q, k, v, *keys, *more), layout)
 
 
-def everything(scores: Tensor, q: Tensor, k: Tensor, v: Tensor, index: Any, eps: Any) -> list[Any]:
+def everything(
+    scores: Tensor, q: Tensor, k: Tensor, v: Tensor, index: Any, both: Any, eps: Any
+) -> list[Any]:
     """All functions, with work of torch before and after."""
     kept = ct.select(2 * scores, eps, max_keep=0.5, lengths=torch.tensor(scores.shape[-1] - 1))
     mask, upper = ct.select_mask(scores, eps, causal_offset=3)
@@ -145,7 +149,8 @@ def everything(scores: Tensor, q: Tensor, k: Tensor, v: Tensor, index: Any, eps:
     proven = ct.certify(2 * scores, kept, eps=eps)
     full = ct.attention(q, k, v, eps, causal=True)
     few = ct.attention(q, k, v, eps, index=index)
-    made = [*kept, mask, upper, *one, *proven, *full, *few]
+    coded = ct.attention(0.1 * q, k, v, eps, index=both)
+    made = [*kept, mask, upper, *one, *proven, *full, *few, *coded]
     return [x.clone() if x.dtype is torch.bool else x + 1 for x in made if x is not None]
 
 
@@ -155,14 +160,15 @@ def everything(scores: Tensor, q: Tensor, k: Tensor, v: Tensor, index: Any, eps:
 def test_compiled_functions_give_the_same_bits(backend: str) -> None:
     compiled = torch.compile(everything, fullgraph=True, backend=backend)
     q, _, _ = attended(torch.float32)
-    for n in (40, 57):
+    for n in (640, 57):
         _, k, v = attended(torch.float32, n)
         index = ct.index_tensors(ck.KeyIndex.build(k))
+        both = ct.index_tensors(ck.KvIndex.build(k, v))
         scores = 3 * normal(5, n)
         for eps in (0.01, 0.1):
             pairs = zip(
-                compiled(scores, q, k, v, index, eps),
-                everything(scores, q, k, v, index, eps),
+                compiled(scores, q, k, v, index, both, eps),
+                everything(scores, q, k, v, index, both, eps),
                 strict=True,
             )
             assert all(torch.equal(a, b) for a, b in pairs)
@@ -189,12 +195,13 @@ class Module(torch.nn.Module):
 
 
 def test_an_exported_module_gives_the_same_bits() -> None:
-    q, k, v = attended(torch.float32)
-    inputs = (q, k, v, *ct.index_tensors(ck.KeyIndex.build(k)))
-    exported = torch.export.export(Module(), inputs)
-    other = attended(torch.float32)[0] + 1
-    pairs = zip(exported.module()(other, *inputs[1:]), Module()(other, *inputs[1:]), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    q, k, v = attended(torch.float32, 640)
+    for index in (ck.KeyIndex.build(k), ck.KvIndex.build(k, v)):
+        inputs = (q, k, v, *(x for x in ct.index_tensors(index) if x is not None))
+        exported = torch.export.export(Module(), inputs).module()
+        other = 0.1 * attended(torch.float32)[0]
+        pairs = zip(exported(other, *inputs[1:]), Module()(other, *inputs[1:]), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
 
 
 # ------------------------------------------------------------- the same answers, without copies
@@ -320,25 +327,89 @@ def test_an_index_as_tensors_is_the_index(dtype: torch.dtype) -> None:
     assert torch.equal(found.out, expected.out)
     same(found.tail_mass_upper, expected.tail_mass_upper)
     same(found.k, expected.k)
-    three = OPS.attention_indexed(q, k, v, *tensors, 0.01, None)
+    three = OPS.attention_indexed(q, k, v, *tensors[:-1], 0.01, None)
     assert all(torch.equal(a, b) for a, b in zip(three, found, strict=True))
     # Heads that lie apart in a larger tensor, and each head by itself.
-    apart = (torch.cat([part, part], -1)[..., : part.shape[-1]] for part in tensors)
+    apart = (torch.cat([part, part], -1)[..., : part.shape[-1]] for part in tensors[:-1])
     wide = ct.IndexTensors(*apart)
     assert torch.equal(ct.attention(q, k, v, 0.01, index=wide).out, found.out)
     for head in range(2):
-        part = ct.IndexTensors(*(x[0, head] for x in tensors))
+        part = ct.IndexTensors(*(x[0, head] for x in tensors[:-1]))
         alone = ct.attention(q[0, 2 * head], k[0, head], v[0, head], 0.01, index=part)
         assert torch.equal(alone.out, found.out[0, 2 * head])
 
 
 def test_parts_of_an_index_are_read_where_they_are() -> None:
     tensors = ct.index_tensors(thinned(torch.bfloat16)[-1])
-    for tensor, array in zip(tensors, as_index(tuple(tensors))._index, strict=True):
+    for tensor, array in zip(tensors[:-1], as_index(tuple(tensors))._index, strict=True):
         assert array.ctypes.data == tensor.data_ptr() or tensor.numel() == 0
 
 
-@pytest.mark.parametrize("part", ct.IndexTensors._fields)
+@pytest.mark.parametrize("value", CODED, ids=str)
+@pytest.mark.parametrize("key", CODED, ids=str)
+def test_codes_of_values_as_a_tensor(key: torch.dtype, value: torch.dtype) -> None:
+    """Answers are those of the index, and as true as it says."""
+    k, v = normal(1, 2, 900, 32, dtype=key, seed=4), normal(1, 2, 900, 20, dtype=value, seed=5)
+    index = ck.KvIndex.build(k[..., :700, :], v[..., :700, :])
+    index.append(k[..., 700:, :], v[..., 700:, :])
+    tensors = ct.index_tensors(index)
+    assert tensors.values is not None
+    # Sharp rows of one head, flat ones of the other.
+    q = normal(1, 4, 2, 32) * torch.tensor([30.0, 30.0, 0.5, 0.5])[:, None, None]
+    wide, codes = (x.double().repeat_interleave(2, 1) for x in (k, v))
+    real = torch.softmax(q.double() @ wide.mT * 32**-0.5, -1) @ codes
+    eps = torch.tensor([0.0, 1e-9, 0.05, 0.02]).double()[:, None].expand(1, 4, 2)
+    for budget in (0.05, eps):
+        given = budget if isinstance(budget, float) else budget.numpy()
+        expected = ck.attention(q, k, v, given, index=index)
+        found = ct.attention(q, k, v, budget, index=tensors)
+        assert torch.equal(found.out, expected.out)
+        same(found.tail_mass_upper, expected.tail_mass_upper)
+        same(found.k, expected.k)
+        assert (expected.rung[0, 2:] == ck.Rung.CODED).all()
+        assert (expected.rung[0, :2] != ck.Rung.CODED).all()
+        assert bool((found.tail_mass_upper <= torch.as_tensor(budget)).all())
+        assert ((found.out - real).norm(dim=-1).numpy() <= expected.error_bound).all()
+    # Without them it is the index of the keys.
+    found = ct.attention(q, k, v, 0.05, index=tensors._replace(values=None))
+    assert torch.equal(found.out, ck.attention(q, k, v, 0.05, index=_keys_of(index)).out)
+
+
+def _keys_of(index: ck.KvIndex) -> ck.KeyIndex:
+    return ck.KeyIndex(index._index, None)
+
+
+def test_codes_of_other_values_are_refused() -> None:
+    q, k, v, _ = thinned(torch.float32)
+    right = ct.index_tensors(ck.KvIndex.build(k, v))
+    assert right.values is not None
+    other = ct.index_tensors(ck.KvIndex.build(k[:, :, :-1], v[:, :, :-1])).values
+    random = torch.Generator().manual_seed(0)
+    for values in (other, right.values[:-1], right.values[:0], right.values.flip(0)):
+        with pytest.raises(ck.CertkError):
+            ct.attention(q, k, v, 0.01, index=right._replace(values=values))
+    for _ in range(50):
+        values = right.values.clone()
+        values[torch.randint(values.numel(), (1,), generator=random)] ^= 1
+        with pytest.raises(ck.CertkError):
+            ct.attention(q, k, v, 0.01, index=right._replace(values=values))
+    for wrong, says in (
+        (right.values.int(), r"index\.values has dtype torch\.int32"),
+        (right.values[None], r"index\.values has dtype torch\.uint8 and shape \(1, "),
+        (right.values.to("meta"), r"index\.values is a tensor on device meta"),
+    ):
+        with pytest.raises(ck.CertkError, match=says):
+            ct.attention(q, k, v, 0.01, index=right._replace(values=wrong))
+    for given in (q, k, v):
+        given.requires_grad_()
+        with pytest.raises(ck.CertkError, match="requires a gradient"):
+            ct.attention(q, k, v, 0.01, index=right)
+        with torch.no_grad():
+            assert not ct.attention(q, k, v, 0.01, index=right).out.requires_grad
+        given.requires_grad_(False)
+
+
+@pytest.mark.parametrize("part", ct.IndexTensors._fields[:-1])
 def test_no_tensor_of_an_index_can_do_harm(part: str) -> None:
     q, k, v, index = thinned(torch.float32)
     tensors = ct.index_tensors(index)

@@ -44,13 +44,13 @@ SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in ra
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_attention_with_all_options_answers_as_that_of_numpy(seed: int, dtype: Any) -> None:
-    (q, k, v), options = made(seed, dtype)
+    (q, k, v), options = made(seed, dtype, n=600)
     eps = options.pop("eps")
     indexes: list[Any] = [None]
     if dtype is not torch.float64:
         index = ck.KeyIndex.build(k[..., :50, :])
         index.append(k[..., 50:, :])
-        indexes.append(index)
+        indexes += [index, ck.KvIndex.build(k, v)]
     for index in indexes:
         want = ck.attention(q, k, v, eps.numpy(), index=index, **options)
         got = ct.attention(

@@ -238,7 +238,8 @@ def test_what_is_left_to_dropped_keys_is_rounded_down() -> None:
 def test_a_call_beyond_its_budget_is_not_forgotten() -> None:
     summed, n = _Sum("Attention"), np.array([4])
     for lost in (0.1, 0.3, 0.1):
-        result: Any = SimpleNamespace(tail_mass_upper=np.array([lost]), k=np.array([2]))
+        k = np.array([2])
+        result: Any = SimpleNamespace(tail_mass_upper=np.array([lost]), k=k, scored=k)
         summed.add(_Found(result, n, Budget(0.2)), with_bounds=False)
     told = summed.certificate(0)
     assert (told.holds, told.tail_mass_upper, told.calls) == (False, 0.3, 3)

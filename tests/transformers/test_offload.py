@@ -288,7 +288,7 @@ def fill(cache, n, chunk):
 def step(cache, token):
     with torch.inference_mode():
         return model(input_ids=torch.tensor([[token]]), past_key_values=cache).logits
-options = {"offload": sys.argv[1]} if sys.argv[1] else {}
+options = {"weights": "exact", **({"offload": sys.argv[1]} if sys.argv[1] else {})}
 seen = []
 # What is loaded and started once.
 warm = ct.CertkCache(**options)

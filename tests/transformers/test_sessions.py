@@ -223,10 +223,10 @@ def test_files_that_are_damaged_are_refused(offload: bool, tmp_path: Path) -> No
         for at in (entry.start, (entry.start + entry.stop) // 2, entry.stop - 1):
             refused(f"torn.*keys and values of layer {layer} have another SHA", begin + at, 4)
             ct.CertkCache.load(damaged, check=False, **options)
-    for name in ("1.ball", "2.ball", "0.index.codes"):
+    for name in ("1.ball", "2.ball", "0.index.codes", "0.values"):
         says = "does not have the SHA-256 that it states"
         refused(says, begin + entries[name].start, check=False)
-    cache.layers[0].index.save(damaged)
+    ck.KeyIndex.build(cache.layers[0].keys).save(damaged)
     with pytest.raises(ck.CertkError, match="its metadata do not say that it is one"):
         ct.CertkCache.load(damaged, **options)
     with pytest.raises(FileNotFoundError, match="nowhere"):

@@ -11,7 +11,7 @@ use super::arrays::{Budgets, Bytes, Stored, contiguous};
 use super::errors::{CertkError, Raise, detached, guarded};
 use super::key_index::{HALF_CHANGED, KeyIndex, Tables, ends, vectors};
 use super::results::{Field, PerRow, result};
-use super::value_index::ValueIndex;
+use super::value_index::Values;
 use certk_rs::bindings::{copied, default_floats, list, with_threads};
 use certk_rs::{self as core, Attention, AttentionOptions, Budget, Error, Outputs, Precision};
 
@@ -126,7 +126,7 @@ struct Sight<'py>(
     Option<Bound<'py, PyAny>>,
     Option<PyReadonlyArray1<'py, f64>>,
     Option<Bound<'py, ValueBall>>,
-    Option<Bound<'py, ValueIndex>>,
+    Option<Values<'py>>,
     Option<Bound<'py, PyAny>>,
 );
 
@@ -141,7 +141,7 @@ impl Sight<'_> {
         let mask = mask.as_ref().map(Bytes::new).transpose()?;
         let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
         let ball = ball.as_ref().map(|ball| ball.get().now(py)).transpose()?;
-        let values = values.as_ref().map(|values| values.get().now(py)).transpose()?;
+        let values = values.as_ref().map(|values| values.now(py)).transpose()?;
         // Only `attention` checks the options that a bound of the error ignores.
         let mut options = AttentionOptions::new()
             .causal(arguments::flag("causal", causal)?)

@@ -2,11 +2,12 @@
 
 use std::sync::{RwLock, RwLockReadGuard};
 
+use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::arguments;
-use super::arrays::Stored;
+use super::arrays::{Stored, contiguous};
 use super::errors::{detached, guarded};
 use super::key_index::{HALF_CHANGED, KeyIndex, PyFile, vectors};
 use certk_rs::bindings::{default_floats, with_threads};
@@ -27,6 +28,26 @@ impl ValueIndex {
     /// Returns a snapshot of the index, so that no call holds the lock while it waits for the interpreter.
     pub(super) fn now(&self, py: Python<'_>) -> PyResult<core::ValueIndex<'static>> {
         py.detach(|| guarded(|| self.read().snapshot()))
+    }
+}
+
+/// An index that was built here, or the bytes of its file.
+#[derive(FromPyObject)]
+pub(super) enum Values<'py> {
+    Built(Bound<'py, ValueIndex>),
+    Written(PyReadonlyArray1<'py, u8>),
+}
+
+impl Values<'_> {
+    /// Returns a snapshot of the index, or an index that reads its bytes where they are.
+    pub(super) fn now(&self, py: Python<'_>) -> PyResult<core::ValueIndex<'_>> {
+        match self {
+            Values::Built(index) => index.get().now(py),
+            Values::Written(bytes) => {
+                let bytes = contiguous(bytes, "index.values")?;
+                detached(py, || core::ValueIndex::from_bytes(bytes))
+            }
+        }
     }
 }
 

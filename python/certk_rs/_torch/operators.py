@@ -71,7 +71,7 @@ def _side_by_side(keep: Tensor, keep_indptr: Tensor, batch: tuple[int, ...]) -> 
     return table.reshape(*batch, table.shape[1])
 
 
-# The dtype of each tensor of an index. NumPy has no bfloat16: bits stand for it.
+# The dtype of each tensor of an index; values may be None. NumPy lacks bfloat16: bits stand for it.
 INDEX_DTYPES = {
     "codes": torch.uint8,
     "scales": torch.bfloat16,
@@ -81,18 +81,23 @@ INDEX_DTYPES = {
     "gram": torch.float64,
     "numbers": torch.float64,
     "fingerprint": torch.int64,
+    "values": torch.uint8,
 }
 
 
-def as_index(tensors: Sequence[Tensor]) -> IndexArrays:
+def as_index(tensors: Sequence[Tensor | None]) -> IndexArrays:
     """Read an index from its tensors, where they are."""
-    arrays = []
+    arrays: list[Any] = []
     for (name, dtype), tensor in zip(INDEX_DTYPES.items(), tensors, strict=True):
-        if tensor.dtype is not dtype or tensor.dim() == 0:
+        if tensor is None:
+            arrays.append(None)
+            continue
+        flat = name == "values"
+        if tensor.dtype is not dtype or tensor.dim() == 0 or (flat and tensor.dim() > 1):
+            axes = "one axis" if flat else "an axis for the parts of a head"
             raise CertkError(
                 f"index.{name} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}; that of "
-                f"an index has {dtype} and an axis for the parts of a head: pass what "
-                "index_tensors returned"
+                f"an index has {dtype} and {axes}: pass what index_tensors returned"
             )
         try:
             bits = tensor.view(torch.int16) if dtype is torch.bfloat16 else tensor
@@ -100,7 +105,7 @@ def as_index(tensors: Sequence[Tensor]) -> IndexArrays:
         except (TypeError, RuntimeError):
             # Not on the CPU, not strided, or part of a graph of gradients: the long way says which.
             arrays.append(coerce.borrow(f"index.{name}", tensor)[0])
-    return IndexArrays(arrays)
+    return IndexArrays(arrays[:-1], arrays[-1])
 
 
 def _attend(**options: Any) -> Any:
@@ -236,7 +241,7 @@ _ATTEND = (
     "float eps, float? scale=None, bool causal=False, "
     "Tensor? eps_per_row=None, Tensor? lengths=None, Tensor? mask=None, int? threads=None"
 )
-_INDEX = ", ".join(f"Tensor {name}" for name in INDEX_DTYPES)
+_INDEX = ", ".join(f"Tensor {name}" for name in [*INDEX_DTYPES][:-1])
 
 _COUNT, _MASS = ("batch", torch.int64), ("batch", torch.float64)
 _FLAG, _CODE = ("batch", torch.bool), ("batch", torch.uint8)
@@ -273,5 +278,8 @@ attention = _operator(
 )
 torch.library.register_autograd("certk::attention", truncated, setup_context=remember, lib=_LIBRARY)
 attention_indexed = _operator(
-    "attention_indexed", f"{_VECTORS}, {_INDEX}, {_ATTEND}", _attend, _ATTENDED
+    "attention_indexed",
+    f"{_VECTORS}, {_INDEX}, {_ATTEND}, Tensor? values=None",
+    _attend,
+    _ATTENDED,
 )

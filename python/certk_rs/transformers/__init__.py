@@ -4,7 +4,7 @@
 budget for a while; a `Recorder` keeps what each layer has proven. `capture` writes the queries,
 keys and values of a forward pass to a file that `certk prune` takes; `to_cache`, `from_cache` and
 `prune_cache` go between such files, pruned files and caches that `generate` goes on from; a
-`CertkCache` holds a `certk_rs.KeyIndex` per layer for long decoding. See docs/transformers.md.
+`CertkCache` holds a `certk_rs.KvIndex` per layer for long decoding. See docs/transformers.md.
 
 Importing this needs torch and transformers (5; decoders also with 4.57).
 """

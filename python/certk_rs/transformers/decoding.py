@@ -1,7 +1,7 @@
-"""A cache for long decoding: memory set aside ahead, and an index of the keys kept beside them.
+"""A cache for long decoding: memory set aside ahead, and an index kept beside keys and values.
 
-Each step appends its key's code to the layer's `certk_rs.KeyIndex`, so that certified attention
-scores few keys and builds nothing anew. Keys and values themselves may be in files.
+Each step appends its codes to the layer's `certk_rs.KvIndex`, so that certified attention reads few
+keys and values and builds nothing anew. Keys and values themselves may be in files.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from ..errors import CertkError
 from .indexed_layer import IndexedLayer
 from .layers_of_config import layers_of, state_bytes
 from .session import read_session, write_session
+from .settings import Weights, need_weights
 
 # A step of more queries is one of prefill: it reads all keys.
 _FEW = 16
 
 
 class CertkCache(Cache):  # type: ignore[misc]
-    """A cache that grows like a `DynamicCache`, with an index of each layer's keys.
+    """A cache that grows like a `DynamicCache`, with an index of each layer's keys and values.
 
-    Its keys carry their index to certified attention, which then scores few of them in decoding
-    (prefill is answered without). Any other attention implementation reads it as a plain cache.
+    These carry it to certified attention, which then reads few of them in decoding (prefill is
+    answered without). Any other attention implementation reads it as a plain cache.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class CertkCache(Cache):  # type: ignore[misc]
         reserve: int = 1024,
         *,
         config: Any = None,
+        weights: Weights = "codes",
         threads: int | None = None,
         offload: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -46,29 +48,31 @@ class CertkCache(Cache):  # type: ignore[misc]
                 (sliding windows, convolutions, recurrent states) are those of `DynamicCache` with
                 this config. None: every layer is one of full attention, and windowed ones hold all
                 keys of the text.
+            weights: "codes" keeps codes of keys and values, so that weights may come from codes; of
+                values without codes (float64, not finite) it keeps none. "exact" keeps codes of
+                keys alone, for half the memory: a row then has exact weights, or few of them.
             threads: Number of threads that build and extend an index; None for all available.
             offload: A directory on a disk. Keys and values are then in files there, without names,
                 and only their codes in memory. Results are the same, bit for bit.
 
         Raises:
-            CertkError: A reserve below 1; no such directory; a system that maps no files so; no
-                config, or one that this transformers has no cache for.
+            CertkError: A reserve below 1; other weights; no such directory; a system that maps no
+                files so; no config, or one that this transformers has no cache for.
         """
         if type(reserve) is not int or reserve < 1:
             raise CertkError(f"reserve is {reserve!r}; pass a whole number >= 1")
-        directory = None if offload is None else _directory(offload)
-        made = None if config is None else layers_of(config, reserve, threads, directory)
+        need_weights(weights)
+        how = (reserve, threads, None if offload is None else _directory(offload), weights)
+        made = None if config is None else layers_of(config, how)
         if made:
             super().__init__(layers=made)
         else:
-            super().__init__(
-                layer_class_to_replicate=partial(IndexedLayer, reserve, threads, directory)
-            )
+            super().__init__(layer_class_to_replicate=partial(IndexedLayer, *how))
         # The layer whose keys a step of prefill has read, all of them.
         self._read: int | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write keys, values, codes and balls to a safetensors file at exactly `path`.
+        """Write keys, values, indexes and balls to a safetensors file at exactly `path`.
 
         Written aside, then renamed over what was there: whoever is killed meanwhile leaves the old
         file. Caches that were loaded from it keep it, too.
@@ -92,15 +96,17 @@ class CertkCache(Cache):  # type: ignore[misc]
         path: str | os.PathLike[str],
         reserve: int = 1024,
         *,
+        weights: Weights = "codes",
         threads: int | None = None,
         offload: str | os.PathLike[str] | None = None,
         check: bool = True,
     ) -> CertkCache:
-        """Read what `save` wrote; nothing is built anew.
+        """Read what `save` wrote; nothing is built anew that is in the file.
 
         Args:
             path: The file.
-            reserve: As for a new cache; so are threads.
+            reserve: As for a new cache; so are weights and threads.
+            weights: See `reserve`. Codes of values that the file lacks are made at the next step.
             threads: See `reserve`.
             offload: A directory. Keys and values are then mapped where they are, for as many caches
                 as want them, and not written to; what a cache appends is in files there. The file
@@ -112,9 +118,8 @@ class CertkCache(Cache):  # type: ignore[misc]
             CertkError: The file is cut off, damaged or no saved cache.
             OSError: The file cannot be read.
         """
-        cache = cls(reserve, threads=threads, offload=offload)
-        directory = None if offload is None else _directory(offload)
-        cache.layers.extend(read_session(Path(path), reserve, threads, directory, check))
+        cache = cls(reserve, weights=weights, threads=threads, offload=offload)
+        cache.layers.extend(read_session(Path(path), cache.layer_class_to_replicate.args, check))
         return cache
 
     @property

@@ -1,9 +1,10 @@
-"""A layer of keys and values with an index of the keys and a ball around the values."""
+"""A layer of keys and values with an index of them and a ball around the values."""
 
 from __future__ import annotations
 
 import copy
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CertkError
 from ..key_index import KeyIndex
+from ..kv_index import KvIndex
 from ..sparse_attention import ValueBall
 from .paired_rows import Form, PairedRows
-from .settings import FEWEST_INDEXED, INDEXED
+from .settings import FEWEST_INDEXED, INDEXED, Weights
 
 # What a layer without keys and values has of them.
 _EMPTY: dict[str, Any] = {
@@ -71,13 +73,16 @@ class Buffers:
 class IndexedLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values, in memory or in files of a directory, their index and a ball."""
 
-    def __init__(self, reserve: int, threads: int | None, directory: Path | None = None) -> None:
+    def __init__(
+        self, reserve: int, threads: int | None, directory: Path | None, weights: Weights
+    ) -> None:
         super().__init__()
         self.keys: Any = None
         self.values: Any = None
         self._reserve = reserve
         self._threads = threads
         self._directory = directory
+        self._weights = weights
         self._buffers: Buffers | None = None
         self._rows: PairedRows | None = None
         self._shown: tuple[Any, Any] = (None, None)
@@ -102,7 +107,7 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
 
     @property
     def index(self) -> KeyIndex | None:
-        """The index of the keys, if it is one of these."""
+        """The index of the keys, a `KvIndex` with codes of the values, if it is one of these."""
         return self._index if self._is_current() else None
 
     @property
@@ -160,7 +165,8 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
             raise
         if self._index is not None:
             self.keys.certk_index, self.keys.certk_writes = self._index, self._writes[0]
-            self.values.certk_ball, self.values.certk_writes = self._ball, self._writes[1]
+            self.values.certk_index, self.values.certk_writes = self._index, self._writes[1]
+            self.values.certk_ball = self._ball
         return self.keys, self.values
 
     def check(self) -> None:
@@ -181,10 +187,17 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         built: int,
         rows: PairedRows | None,
     ) -> None:
-        """Go on from keys and values with an index and a ball of theirs, mapped or not."""
+        """Go on from keys and values with an index and a ball of theirs, mapped or not.
+
+        An index that lacks codes of the values which are wanted is built by the next step.
+        """
         self.dtype, self.device = shown[0].dtype, shown[0].device
         self.is_initialized = True
-        self._rows, self._index, self._ball, self._built = rows, index, ball, built
+        self._rows, self._ball, self._built = rows, ball, built
+        if self._weights == "exact":
+            self._index = of_keys(index)
+        elif isinstance(index, KvIndex):
+            self._index = index
         self._show(shown)
 
     def reset(self) -> None:
@@ -296,14 +309,36 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         if self._index is None or n >= 2 * self._built:
             # One at a time in memory.
             self._index = None
-            self._index = KeyIndex.build(self.keys, keep_keys=False, threads=self._threads)
+            self._index = self._build()
             self._built = n
         else:
-            self._index.append(key_states, threads=self._threads)
+            self._append(key_states, value_states)
         if self._ball is None:
             self._ball = ValueBall(self.values, threads=self._threads)
         else:
             self._ball.append(value_states)
+
+    def _build(self) -> KeyIndex:
+        if self._weights == "codes":
+            # Values may have no codes: of float64, or not finite.
+            with suppress(CertkError):
+                return KvIndex.build(self.keys, self.values, keep_keys=False, threads=self._threads)
+        return KeyIndex.build(self.keys, keep_keys=False, threads=self._threads)
+
+    def _append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if isinstance(self._index, KvIndex):
+            with suppress(CertkError):
+                self._index.append(keys, values, threads=self._threads)
+                return
+            # It is as it was before these values.
+            self._index = of_keys(self._index)
+        assert self._index is not None
+        self._index.append(keys, threads=self._threads)
+
+
+def of_keys(index: KeyIndex | None) -> KeyIndex | None:
+    """Return an index without its codes of values, if it has any."""
+    return KeyIndex(index._index, None) if isinstance(index, KvIndex) else index
 
 
 def known_of(keys: torch.Tensor, values: torch.Tensor) -> tuple[KeyIndex | None, ValueBall | None]:
@@ -313,10 +348,11 @@ def known_of(keys: torch.Tensor, values: torch.Tensor) -> tuple[KeyIndex | None,
     """
     index, ball = getattr(keys, "certk_index", None), getattr(values, "certk_ball", None)
     now = _writes((keys, values))
-    return (
-        index if getattr(keys, "certk_writes", None) == now[0] else None,
-        ball if getattr(values, "certk_writes", None) == now[1] else None,
-    )
+    if getattr(keys, "certk_writes", None) != now[0]:
+        index = None
+    if getattr(values, "certk_writes", None) != now[1]:
+        return of_keys(index), None
+    return index if getattr(values, "certk_index", None) is index else of_keys(index), ball
 
 
 def _writes(pair: tuple[Any, Any]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CertkError
 from .indexed_layer import IndexedLayer
+from .settings import Weights
 
 # Before transformers 5 models of other layers than attention have caches of their own.
 _LINEAR: Any = getattr(cache_utils, "LinearAttentionLayer", None)
@@ -25,8 +26,12 @@ _BOTH: Any = getattr(cache_utils, "LinearAttentionAndFullAttentionLayer", None)
 _KNOWN = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
-def layers_of(config: Any, reserve: int, threads: int | None, directory: Path | None) -> list[Any]:
-    """Return the layers of a config, in order; arguments are those of `IndexedLayer`.
+How = tuple[int, int | None, Path | None, Weights]
+"""Arguments of an `IndexedLayer`."""
+
+
+def layers_of(config: Any, how: How) -> list[Any]:
+    """Return the layers of a config, in order.
 
     Raises:
         CertkError: No config, or one whose layers this transformers has no cache for.
@@ -51,9 +56,9 @@ def layers_of(config: Any, reserve: int, threads: int | None, directory: Path | 
 
     def ours(layer: Any) -> Any:
         if type(layer) is DynamicLayer:
-            return IndexedLayer(reserve, threads, directory)
+            return IndexedLayer(*how)
         if _BOTH is not None and type(layer) is _BOTH:
-            return IndexedHybridLayer(layer.number_of_states, reserve, threads, directory)
+            return IndexedHybridLayer(layer.number_of_states, how)
         return layer
 
     return [ours(layer) for layer in layers]
@@ -78,10 +83,8 @@ if _LINEAR is not None:
         # Keys and values grow.
         is_compileable = False
 
-        def __init__(
-            self, states: int, reserve: int, threads: int | None, directory: Path | None
-        ) -> None:
-            IndexedLayer.__init__(self, reserve, threads, directory)
+        def __init__(self, states: int, how: How) -> None:
+            IndexedLayer.__init__(self, *how)
             _LINEAR.__init__(self, number_of_states=states)
 
         def reset(self) -> None:

@@ -54,7 +54,7 @@ def prune_prompt(
     if type(window) is not int or window < 1:
         raise CertkError(f"window is {window!r}; pass a whole number >= 1")
     if isinstance(model, transformers.PreTrainedModel):
-        for index, layer in enumerate(layers_of(model.config, 1, None, None)):
+        for index, layer in enumerate(layers_of(model.config, (1, None, None, "exact"))):
             if type(layer) is not IndexedLayer:
                 raise CertkError(
                     f"layer {index} of {type(model).__name__} has a cache of another kind, "

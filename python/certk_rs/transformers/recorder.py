@@ -29,6 +29,8 @@ class Call:
     """Proven upper end of the dropped mass."""
     k: NDArray[np.int64]
     """Keys that went into each average."""
+    scored: NDArray[np.int64]
+    """Keys that were scored exactly."""
     n: NDArray[np.int64]
     """Keys that each row sees."""
     error_bound: NDArray[np.float64] | None
@@ -47,9 +49,11 @@ class LayerCertificate:
     budget: float
     """The largest eps, or out_tol, of its calls."""
     tail_mass_upper: float
-    """The most that any row has lost, proven."""
+    """The most that any row has lost, or was off by where its weights came from codes, proven."""
     kept: float
     """Mean of k/n over rows."""
+    scored: float
+    """Mean over rows of the share of keys that were scored exactly."""
     error_bound: float | None
     """The largest bound on the error of a row's output."""
     holds: bool
@@ -106,6 +110,7 @@ class Recorder:
             "calls",
             "rows",
             "kept k/n",
+            "exact",
             "tail mass <=",
             "budget",
             "error <=",
@@ -117,6 +122,7 @@ class Recorder:
                 str(c.calls),
                 str(c.rows),
                 f"{c.kept:.4f}",
+                f"{c.scored:.4f}",
                 _up(c.tail_mass_upper),
                 f"{c.budget:g}",
                 "-" if c.error_bound is None else _up(c.error_bound),
@@ -141,7 +147,7 @@ class Recorder:
                 "No certified attention ran inside: switch the model over by "
                 "certk_rs.transformers.use(model, eps=...), and run it in this thread."
             ]
-        if all(each.spared and each.kept == each.rows for each in sums):
+        if all(each.spared and each.kept == each.rows and not each.upper for each in sums):
             return [
                 "Nothing was dropped: in prefill, in encoders and without an index all keys are "
                 "computed where that is faster. To drop what the budget allows all the same: "
@@ -156,10 +162,9 @@ class Recorder:
             self._sums.setdefault(layer, _Sum(type(module).__name__)).add(call, self._error_bounds)
         if self._rows:
             bound = call.result.error_bound if self._error_bounds else None
-            result = call.result
-            self.calls.append(
-                Call(layer, call.budget, result.tail_mass_upper, result.k, call.n, bound)
-            )
+            r = call.result
+            told = (r.tail_mass_upper, r.k, r.scored, call.n, bound)
+            self.calls.append(Call(layer, call.budget, *told))
 
     def _number(self, module: nn.Module) -> int:
         """Return the layer's own number if it has one that is free, else the next."""
@@ -184,7 +189,7 @@ class _Sum:
     def __init__(self, name: str) -> None:
         self.name = name
         self.calls = self.rows = 0
-        self.budget = self.upper = self.kept = 0.0
+        self.budget = self.upper = self.kept = self.scored = 0.0
         self.bound: float | None = None
         self.holds = True
         self.spared = False
@@ -197,6 +202,7 @@ class _Sum:
         self.rows += int(np.count_nonzero(some))
         self.upper = max(self.upper, float(upper.max(initial=0.0)))
         self.kept += float((call.result.k[some] / call.n[some]).sum())
+        self.scored += float((call.result.scored[some] / call.n[some]).sum())
         limit = call.budget.out_tol if call.budget.eps is None else call.budget.eps
         self.spared |= bool(limit) and not call.budget.even_if_slower
         assert limit is not None
@@ -209,7 +215,7 @@ class _Sum:
         self.holds &= bool((within <= limit).all())
 
     def certificate(self, layer: int) -> LayerCertificate:
-        kept = self.kept / self.rows if self.rows else 0.0
+        rows = max(self.rows, 1)
         return LayerCertificate(
             layer,
             self.name,
@@ -217,7 +223,8 @@ class _Sum:
             self.rows,
             self.budget,
             self.upper,
-            kept,
+            self.kept / rows,
+            self.scored / rows,
             self.bound,
             self.holds,
         )

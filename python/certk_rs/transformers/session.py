@@ -1,8 +1,9 @@
 """Caches on disk: keys, values, codes and balls in one safetensors file.
 
 Rows come first, those of each layer and head in whole pages, in the form of `paired_rows`, so that
-they can be mapped as they are. The parts of an index lie behind them, stacked over the heads, and
-then the balls. What is not rows has a SHA-256 in the header; so has each layer's rows.
+they can be mapped as they are. The parts of an index lie behind them, stacked over the heads, with
+codes of the values as a `KvIndex` writes them, and then the balls. What is not rows has a SHA-256
+in the header; so has each layer's rows.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from .._files.scratch import open_to_map
 from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..key_index import PARTS, KeyIndex
+from ..kv_index import KvIndex, _values_of_file
 from ..sparse_attention import ValueBall, ball_of_parts
 from .indexed_layer import IndexedLayer
+from .layers_of_config import How
 from .paired_rows import PAGE, STRETCH, Form, PairedRows, Piece, bytes_of
 
 _FORMAT = "certk-session"
@@ -89,6 +92,8 @@ def write_session(path: Path, layers: list[IndexedLayer]) -> None:
         if layer.index is not None:
             for (name, dtype, _), array in zip(PARTS, layer.index.arrays(), strict=True):
                 parts[f"{at}.index.{name}"], dtypes[f"{at}.index.{name}"] = _rows(array), dtype
+        if isinstance(layer.index, KvIndex):
+            parts[f"{at}.values"], dtypes[f"{at}.values"] = layer.index._file_of_values(), "U8"
         if layer.ball is not None:
             _, heads = layer.ball._native.parts()
             parts[f"{at}.ball"], dtypes[f"{at}.ball"] = np.stack(heads), "F64"
@@ -115,15 +120,14 @@ def write_session(path: Path, layers: list[IndexedLayer]) -> None:
         file.commit()
 
 
-def read_session(
-    path: Path, reserve: int, threads: int | None, directory: Path | None, check: bool
-) -> list[IndexedLayer]:
+def read_session(path: Path, how: How, check: bool) -> list[IndexedLayer]:
     """Read what `write_session` wrote; with a directory rows are mapped where they are.
 
     Raises:
         CertkError: The file is cut off, damaged or another.
         OSError: The file cannot be read.
     """
+    reserve, _, directory, _ = how
     with SafetensorsFile(path) as file:
         about, sha256 = _told(file)
         parts: dict[str, NDArray[Any]] = {}
@@ -148,7 +152,7 @@ def read_session(
                 raise _damaged(file, "it was replaced while it was read")
         layers = []
         for at, told in enumerate(about):
-            layer = IndexedLayer(reserve, threads, directory)
+            layer = IndexedLayer(*how)
             layers.append(layer)
             if told is None:
                 continue
@@ -288,7 +292,10 @@ def _index(
     shape = [form.batch, form.heads, told.keys, form.key]
     kind = str(form.dtype).removeprefix("torch.")
     try:
-        return KeyIndex(_native.KeyIndex.of_parts(shape, kind, heads), None)  # type: ignore[arg-type]
+        index = _native.KeyIndex.of_parts(shape, kind, heads)  # type: ignore[arg-type]
+        if (values := parts.get(f"{at}.values")) is None:
+            return KeyIndex(index, None)
+        return KvIndex._of(index, None, _values_of_file(values))
     except CertkError as error:
         raise CertkError(f"{file.path}: the index of layer {at}: {error}") from None
 

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,6 +22,15 @@ from ..errors import CertkError
 from .own_attention import beside_another
 
 _ON_MODULE = "_certk_budget"
+
+Weights = Literal["codes", "exact"]
+"""Where weights of few rows may come from: codes of keys and values, or exact scores alone."""
+
+
+def need_weights(weights: str) -> None:
+    """Raise `CertkError` if there is no such choice of weights."""
+    if weights not in ("codes", "exact"):
+        raise CertkError(f'weights is {weights!r}; pass "codes" or "exact"')
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,11 @@ class Budget:
     threads: int | None = None
     even_if_slower: bool = False
     """Drop keys also where computing all of them is faster."""
+    weights: Weights = "codes"
+    """With "exact" codes of values are left out."""
 
     def __post_init__(self) -> None:
+        need_weights(self.weights)
         if (self.eps is None) == (self.out_tol is None):
             given = "neither" if self.eps is None else "both"
             raise CertkError(

@@ -25,7 +25,7 @@ from .own_attention import (
     masks_are_those_of_sdpa,
 )
 from .presses import NAME, unwrap
-from .settings import RUNNING, Budget, Running, put_on
+from .settings import RUNNING, Budget, Running, Weights, put_on
 
 # Families that ask the registry from transformers 5 on.
 _FROM_5 = frozenset(
@@ -79,6 +79,7 @@ def use(
     *,
     out_tol: float | None = None,
     even_if_slower: bool = False,
+    weights: Weights = "codes",
     threads: int | None = None,
 ) -> _Given:
     """Switch a model over to certified attention.
@@ -95,6 +96,8 @@ def use(
         out_tol: Budget on the error of each attention output instead (see `certk_rs.attention`).
         even_if_slower: Drop what may be dropped also where computing everything is faster, which is
             so in prefill unless nearly all keys can be dropped; to see how many are needed.
+        weights: "codes": weights of few rows may come from codes of keys and values, where a
+            `CertkCache` has both. "exact": they come from exact scores alone.
         threads: Number of threads; None for as many as torch uses.
 
     Returns:
@@ -105,7 +108,7 @@ def use(
             that does not take its attention from the registry, which would have gone on with its
             own, or that asks for more than softmax of `scale * q.k` over the keys of a mask.
     """
-    budget = Budget(eps, out_tol, threads, even_if_slower)
+    budget = Budget(eps, out_tol, threads, even_if_slower, weights)
     inside = _model_in(model)
     switch(inside)
     put_on(inside, budget)
@@ -207,6 +210,7 @@ def budget(
     *,
     out_tol: float | None = None,
     even_if_slower: bool = False,
+    weights: Weights = "codes",
     threads: int | None = None,
 ) -> Iterator[None]:
     """Set the budget of all certified attention inside, over that of `use` and outer contexts.
@@ -217,13 +221,14 @@ def budget(
         eps: As in `use`.
         out_tol: As in `use`.
         even_if_slower: As in `use`.
+        weights: As in `use`.
         threads: As in `use`.
 
     Raises:
         CertkError: A budget that is none; on leaving, that no certified attention ran inside, so
             that nothing has been certified.
     """
-    running = Running(Budget(eps, out_tol, threads, even_if_slower))
+    running = Running(Budget(eps, out_tol, threads, even_if_slower, weights))
     RUNNING.set((*RUNNING.get(), running))
     try:
         yield
