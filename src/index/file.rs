@@ -164,7 +164,12 @@ impl<'a> KeyIndex<'a> {
     /// # Errors
     /// As [`KeyIndex::from_bytes`].
     pub fn from_trusted_bytes(bytes: &'a [u8]) -> Result<Self, Error> {
-        let (about, data) = opened(Content::Keys, bytes)?;
+        Self::of_trusted_bytes(Content::Keys, bytes)
+    }
+
+    /// The same of keys or of values.
+    pub(super) fn of_trusted_bytes(content: Content, bytes: &'a [u8]) -> Result<Self, Error> {
+        let (about, data) = opened(content, bytes)?;
         Self::of_file(&about, data, Trust::Scales)
     }
 

@@ -17,6 +17,14 @@ use crate::runtime::memory::product;
 use crate::runtime::memory::{check_memory, check_memory_square, list};
 use crate::runtime::threads;
 
+/// What an append needs: room in every head, and the heads as they are if it may be stopped.
+pub(super) struct Ready<'a> {
+    simd: Simd,
+    threads: usize,
+    rooms: Vec<Room>,
+    before: Option<Vec<Codes<'a>>>,
+}
+
 /// Keys as one byte an entry, with what is needed to bound what the bytes leave out.
 ///
 /// An index that is built, or appended to, owns its codes: `KeyIndex<'static>`.
@@ -182,22 +190,42 @@ impl<'a> KeyIndex<'a> {
     }
 
     /// Appends keys that fit.
-    pub(super) fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+    fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+        let ready = self.ready(keys, threads)?;
+        self.take_in(keys, ready)
+    }
+
+    /// Makes room for keys that fit. What follows can only be stopped, if they are more than a task.
+    pub(super) fn ready(
+        &mut self,
+        keys: &Vectors<'_>,
+        threads: Option<usize>,
+    ) -> Result<Ready<'a>, Error> {
         let (n, count) = (self.len(), keys.len());
         if n.saturating_add(count) >= u32::MAX as usize {
             return Err(keys.misfit("an index holds fewer than 2^32 keys".into()));
         }
         let simd = Simd::current()?;
-        // What is not given to a pool runs here.
-        let _modes = threads::default_floats();
         let threads = threads::count(threads, worth_sharing(count, self.dim, self.heads.len()))?;
+        ambient::check()?;
         // What is stopped among many keys goes back to copies; few are not stopped.
         let before = (count > TASK && !self.is_empty()).then(|| self.heads.clone());
+        let mut rooms = list("keys", self.heads.len())?;
+        for codes in &mut self.heads {
+            rooms.push(codes.make_room(count, threads)?);
+        }
+        Ok(Ready { simd, threads, rooms, before })
+    }
+
+    /// Appends keys for which there is room.
+    pub(super) fn take_in(&mut self, keys: &Vectors<'_>, ready: Ready<'a>) -> Result<(), Error> {
+        // What is not given to a pool runs here.
+        let _modes = threads::default_floats();
+        let (count, Ready { simd, threads, rooms, before }) = (keys.len(), ready);
         let grown = if count > TASK {
-            self.encode(simd, keys, threads)
+            self.encode(simd, keys, rooms, threads)
         } else {
-            ambient::check()?;
-            ambient::uninterrupted(|| self.encode(simd, keys, threads))
+            ambient::uninterrupted(|| self.encode(simd, keys, rooms, threads))
         };
         if let (Err(_), Some(before)) = (&grown, before) {
             self.heads = before;
@@ -208,13 +236,14 @@ impl<'a> KeyIndex<'a> {
     }
 
     /// Encodes keys behind those of every head; on an error some heads may have grown.
-    fn encode(&mut self, simd: Simd, keys: &Vectors<'_>, threads: usize) -> Result<(), Error> {
+    fn encode(
+        &mut self,
+        simd: Simd,
+        keys: &Vectors<'_>,
+        rooms: Vec<Room>,
+        threads: usize,
+    ) -> Result<(), Error> {
         let count = keys.len();
-        // As far as memory goes it fails before the first head has grown.
-        let mut rooms = list("keys", self.heads.len())?;
-        for codes in &mut self.heads {
-            rooms.push(codes.make_room(count, threads)?);
-        }
         let one = |(head, (codes, room)): (usize, (&mut Codes<'a>, Room)), threads| {
             let done = for_coded_dtype!(keys, E => Ok(codes.append(simd, matrix::<E>(keys, head), (count, room), threads)))?;
             done.map_err(|refused| match refused {

@@ -48,7 +48,7 @@ pub use value_index::ValueIndex;
 pub use codes::saved::{Saved, Trust};
 pub(crate) use codes::{Codes, SEGMENT};
 pub(crate) use element::{Coded, for_coded_dtype, matrix};
-pub(crate) use gram::{CodeError, FLUSH, Sums as CodeSums};
+pub(crate) use gram::{CodeError, Sums as CodeSums};
 pub(crate) use listed_search::{ListedSearch, MISSES, TRIES, begin_list};
 pub(crate) use moments::Moments;
 pub(crate) use panel::{FROM, Guess, PanelRow};

@@ -1,5 +1,6 @@
 //! An index over the values of many heads.
 
+use super::chunks::TASK;
 use super::codes::Codes;
 use super::content::Content;
 use super::key_index::KeyIndex;
@@ -90,14 +91,15 @@ impl<'a> ValueIndex<'a> {
         }
         index.admit(keys, true)?;
         self.0.admit(values, true)?;
-        // What was judged is refused for want of memory only, or stopped.
-        let before = index.snapshot();
-        index.append(keys)?;
-        if let Err(error) = self.0.append(values) {
+        // What was judged and has room can only be stopped, and few are not.
+        let before = (keys.len() > TASK).then(|| index.snapshot());
+        let ready = (index.ready(keys, None)?, self.0.ready(values, None)?);
+        index.take_in(keys, ready.0)?;
+        let taken = self.0.take_in(values, ready.1);
+        if let (Err(_), Some(before)) = (&taken, before) {
             *index = before;
-            return Err(error);
         }
-        Ok(())
+        taken
     }
 
     /// Keeps the first `len` values of every head; `values` are all those that are indexed now. Bounds are as sound as before and at first a
@@ -311,6 +313,14 @@ impl<'a> ValueIndex<'a> {
     /// As [`KeyIndex::from_bytes`]; [`Error::IndexFile`] for an index of keys.
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, Error> {
         KeyIndex::of_bytes(Content::Values, bytes).map(ValueIndex)
+    }
+
+    /// Opens such bytes that were checked before, as [`KeyIndex::from_trusted_bytes`] does.
+    ///
+    /// # Errors
+    /// As [`ValueIndex::from_bytes`], but for damage in parts that are not read here.
+    pub fn from_trusted_bytes(bytes: &'a [u8]) -> Result<Self, Error> {
+        KeyIndex::of_trusted_bytes(Content::Values, bytes).map(ValueIndex)
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) use attention::{BlockMask, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRo
 pub(crate) use attention::{CodedSums, LIGHTEST, WeightSums};
 pub(crate) use attention::{DEPTH, Queries, SIDE};
 pub(crate) use below::Below;
-pub(crate) use edges::{BelowEdge, EDGES};
+pub(crate) use edges::EDGES;
 pub(crate) use index::{
     Above, BIAS, Bytes, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_KEYS,
 };

@@ -45,7 +45,7 @@ impl Values<'_> {
             Values::Built(index) => index.get().now(py),
             Values::Written(bytes) => {
                 let bytes = contiguous(bytes, "index.values")?;
-                detached(py, || core::ValueIndex::from_bytes(bytes))
+                detached(py, || core::ValueIndex::from_trusted_bytes(bytes))
             }
         }
     }
