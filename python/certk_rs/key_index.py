@@ -54,9 +54,8 @@ class KeyIndex:
     def __init__(self, index: _native.KeyIndex, kept: NDArray[Any] | None) -> None:
         """Take over a native index and the keys to be kept; users call `build` or `load`."""
         self._index = index
-        self._kept = kept
-        # Keys that were appended live in a buffer that grows by doubling.
-        self._buffer: NDArray[Any] | None = None
+        # As many as there are codes, once some were appended in a buffer that grows by doubling.
+        self._room = kept
         # One append at a time: codes and kept keys must grow in the same order.
         self._appending = threading.Lock()
 
@@ -65,6 +64,11 @@ class KeyIndex:
         with self._appending:
             parts = self._index.parts()
             return _restored, (self.shape, self.dtype, parts, self._kept)
+
+    @property
+    def _kept(self) -> NDArray[Any] | None:
+        """The kept keys: those that have codes, also after an append that a signal ended."""
+        return None if self._room is None else self._room[..., : len(self), :]
 
     @classmethod
     def build(
@@ -147,16 +151,17 @@ class KeyIndex:
                 append()
                 return
             # Room first: what fails must fail before the codes grow.
-            need = n + array.shape[-2]
-            buffer = self._buffer
-            if buffer is None or buffer.shape[-2] < need:
-                buffer = np.empty(
-                    (*kept.shape[:-2], max(2 * n, need, 16), kept.shape[-1]), kept.dtype
-                )
-                buffer[..., :n, :] = kept
+            more = array.shape[-2]
+            need, room = n + more, self._room
+            if room is None or room.shape[-2] < need:
+                shape = (*kept.shape[:-2], max(2 * n, need, 16), kept.shape[-1])
+                room = np.empty(shape, kept.dtype)
+                room[..., :n, :] = kept
+            # What does not fit is refused by `append`.
+            if more and array.shape == (*kept.shape[:-2], more, kept.shape[-1]):
+                room[..., n:need, :] = array
+            self._room = room
             append()
-            buffer[..., n:need, :] = array
-            self._buffer, self._kept = buffer, buffer[..., :need, :]
 
     def search(
         self,
@@ -362,7 +367,7 @@ class KeyIndex:
         if keys is not None:
             stored = _as_native_keys(keys)
             index._index.check(stored, None)
-            index._kept, _ = stored
+            index._room, _ = stored
         return index
 
     def arrays(self) -> list[NDArray[Any]]:

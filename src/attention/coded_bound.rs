@@ -26,7 +26,8 @@ pub(super) struct ScoreErrors {
 impl ScoreErrors {
     /// Takes the errors of scores by codes, and the roundings of a score and of its weight, in nats: those of E and those of C.
     pub(super) fn new(code: CodeError, rho: f64) -> Self {
-        let (grown, shrunk, rounded) = (rho.exp(), (-rho).exp(), rho.exp_m1());
+        // The same on every machine, as sets depend on it.
+        let (grown, shrunk, rounded) = (libm::exp(rho), libm::exp(-rho), libm::expm1(rho));
         ScoreErrors { code, grown, shrunk, rounded, growth: code.growth() }
     }
 }

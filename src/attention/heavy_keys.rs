@@ -101,7 +101,7 @@ impl Candidates {
             let floor = edges.find(weights, 0.0, (top, DEPTH));
             self.collect(simd, (weights, listed), floor * exp(-MARGIN) as f32, &sum)?;
         }
-        let depth = (f64::from(top) / f64::from(self.floor)).ln().clamp(0.0, 2.0 * DEPTH);
+        let depth = libm::log(f64::from(top) / f64::from(self.floor)).clamp(0.0, 2.0 * DEPTH);
         let edge = edges.find(&self.weights, self.others.squares, (top, depth));
         *share = Some(f64::from(edge) / total).filter(|share| share.is_finite());
         let (first, count) = (to.len(), self.keys.len());

@@ -37,7 +37,7 @@ impl AttentionJob<'_> {
             value_index: _,
             threads: _,
         } = &self.query_rows.options;
-        if unit.rows.len() <= CODED
+        if self.query_rows.rows_of(unit.head).len() <= CODED
             && !even_if_slower
             && let Some(answers) = self.attend_coded(unit, budget)?
         {

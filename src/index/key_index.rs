@@ -209,7 +209,7 @@ impl<'a> KeyIndex<'a> {
         let threads = threads::count(threads, worth_sharing(count, self.dim, self.heads.len()))?;
         ambient::check()?;
         // What is stopped among many keys goes back to copies; few are not stopped.
-        let before = (count > TASK && !self.is_empty()).then(|| self.heads.clone());
+        let before = (count > TASK).then(|| self.heads.clone());
         let mut rooms = list("keys", self.heads.len())?;
         for codes in &mut self.heads {
             rooms.push(codes.make_room(count, threads)?);

@@ -307,6 +307,22 @@ def test_an_append_without_memory_changes_nothing(monkeypatch: pytest.MonkeyPatc
     index.check(np.concatenate([keys, keys]))
 
 
+def test_an_append_that_a_signal_ends_keeps_what_has_codes() -> None:
+    keys = np.random.default_rng(1).standard_normal((2, 60, 8)).astype(np.float32)
+    index = ck.KeyIndex.build(keys[:, :20])
+    index.append(keys[:, 20:21])
+
+    def ended() -> None:
+        index._index.append((keys[:, 21:40], index.dtype), None)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index._grow(keys[:, 21:40], ended)
+    index.append(keys[:, 40:])
+    index.check(keys)
+    index.check()
+
+
 def test_appends_from_several_threads_keep_keys_and_codes_together() -> None:
     rng = np.random.default_rng(2)
     keys = rng.standard_normal((50, 8)).astype(np.float32)

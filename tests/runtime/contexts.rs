@@ -295,3 +295,24 @@ fn a_context_says_how_many_threads_calls_use() {
     let named = || select(&rows, &[0.1], &Options::new().threads(2));
     assert!(Context::new().threads(0).run(named).is_ok());
 }
+
+/// An append that is stopped among the heads of an empty index leaves none of them ahead of the others.
+#[test]
+fn a_stopped_append_leaves_no_key_in_any_head() {
+    let _alone = alone();
+    let (heads, n, few, dim) = (4, 20_000, 8, 32);
+    let data = gaussian(heads * n * dim, 1.0);
+    let of = |count| Vectors::new("keys", &data[..heads * count * dim], &[heads, count, dim]);
+    let (none, some, many) = (of(0).unwrap(), of(few).unwrap(), of(n).unwrap());
+    let mut stopped = 0;
+    for micros in (0..40).map(|step| step * 1000) {
+        let mut index = KeyIndex::build(&none, &IndexOptions::new()).unwrap();
+        let timed = Context::new().serial().timeout(Duration::from_micros(micros));
+        if timed.run(|| index.append(&many)).is_err() {
+            index.append(&some).unwrap();
+            index.check(&some).unwrap();
+            stopped += 1;
+        }
+    }
+    assert!(stopped > 1, "{stopped}");
+}

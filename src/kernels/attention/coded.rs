@@ -159,7 +159,8 @@ impl<const Q: usize> Average<'_, '_, Q> {
         }
         // Each number is off by half a unit, and by the roundings of the product, of the unit and of its inverse.
         to.lost += f64::from(block.unit) * (0.51 * BLOCK as f64);
-        block.correction = -i32::from(BIAS) * total.sum() as i32;
+        // Scales of bytes that are trusted may be anything.
+        block.correction = i32::from(BIAS).wrapping_mul(total.sum() as i32).wrapping_neg();
     }
 
     /// Adds the sums of `T` lines of a block's steps, from one of each step's lines on.

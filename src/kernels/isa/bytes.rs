@@ -64,7 +64,8 @@ impl<const N: usize> Steps<N> {
             return;
         }
         for ((both, high), low) in self.both[group].iter_mut().zip(high).zip(low) {
-            *both = 256 * i16::from(high.cast_signed()) + i16::from(low.cast_signed());
+            let high = 256 * i16::from(high.cast_signed());
+            *both = high.wrapping_add(low.cast_signed().into());
         }
     }
 
