@@ -2,7 +2,6 @@
 
 use half::{bf16, f16};
 
-use super::ball::norm_of_square;
 use super::job::{Answer, AttentionJob};
 use super::sink::Sunk;
 use crate::error::Error;
@@ -65,41 +64,37 @@ impl AttentionJob<'_> {
             })
         })?;
         let answer = |(at, error): (usize, f64)| {
-            self.narrow_answer((rows[at], visibility[at]), panel.row(at), error, SUMS)
+            let (top, total, sums) = panel.row(at);
+            let sunk = self.with_sink(rows[at], total, (top, 0.0), (error, 0.0));
+            let Sunk { total, slip, .. } = sunk;
+            let error = error + slip;
+            let mut out: Reused<f64> = sums.iter().copied().collect();
+            if total > 0.0 {
+                let share = 1.0 / total;
+                for entry in &mut out {
+                    *entry *= share;
+                }
+            }
+            // Values that are not finite, or that f32 cannot add, are for more careful hands.
+            if out[..dim].iter().any(|entry| !entry.is_finite()) {
+                return None;
+            }
+            let seen = visibility[at].count();
+            let (grown, rung) = (error.exp_m1(), Rung::Dense);
+            let (weight_error, sum_error) = (grown + WEIGHT * (1.0 + grown), SUMS);
+            Some(Answer {
+                out,
+                upper: 0.0,
+                kept: seen,
+                scored: seen,
+                rung,
+                weight_error,
+                sum_error,
+                coded_error: 0.0,
+                log_mass: sunk.log_mass(SUMS + WEIGHT, top, error),
+            })
         };
         Ok(errors.iter().copied().enumerate().map(answer).collect())
-    }
-
-    /// Returns the answer of a row that keeps all keys that it sees, by the largest score, the sum of weights and that of
-    /// weighted values. Scores may be off by `error`; `sum_error` is that of the sums. `None` where values are not finite, or
-    /// f32 cannot add them: they are for more careful hands.
-    pub(super) fn narrow_answer(
-        &self,
-        (row, visibility): (usize, RowVisibility<'_>),
-        (top, total, sums): (f64, f64, &[f64]),
-        error: f64,
-        sum_error: f64,
-    ) -> Option<Answer> {
-        let sunk = self.with_sink(row, total, (top, 0.0), (error, 0.0));
-        let Sunk { total, slip, .. } = sunk;
-        let share = if total > 0.0 { 1.0 / total } else { 1.0 };
-        let out: Reused<f64> = sums.iter().map(|sum| sum * share).collect();
-        if out.iter().any(|entry| !entry.is_finite()) {
-            return None;
-        }
-        let (seen, error) = (visibility.count(), error + slip);
-        let grown = error.exp_m1();
-        Some(Answer {
-            out,
-            upper: 0.0,
-            kept: seen,
-            scored: seen,
-            rung: Rung::Dense,
-            weight_error: grown + WEIGHT * (1.0 + grown),
-            sum_error,
-            coded_error: 0.0,
-            log_mass: sunk.log_mass(sum_error + WEIGHT, top, error),
-        })
     }
 
     /// Returns a bound on the error of a query's f32 scores beside keys of at most `norm`, for sums `deep` terms deep.
@@ -175,7 +170,7 @@ impl AttentionJob<'_> {
                 }
                 most = most.max(square);
             }
-            Ok(norm_of_square(most, keys.dim()))
+            Ok(most.sqrt() * (1.0 + 1e-12))
         })?;
         Ok(*self.norms[head].get_or_init(|| norm))
     }

@@ -37,7 +37,6 @@ pub(crate) use attention::BESIDE;
 pub(crate) use attention::{BlockMask, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
 pub(crate) use attention::{CodedSums, LIGHTEST, WeightSums};
 pub(crate) use attention::{DEPTH, Queries, SIDE};
-pub(crate) use attention::{FEW_KEYS, Scored, Weighed};
 pub(crate) use below::Below;
 pub(crate) use edges::EDGES;
 pub(crate) use index::{

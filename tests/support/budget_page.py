@@ -30,7 +30,6 @@ with ctx.workprec(BITS):
 ELSEWHERE = {
     "PANEL_KEYS": ("src/kernels/attention/tile.rs", "BLOCK"),
     "PANEL_RUN": ("src/kernels/attention/tile.rs", "RUN"),
-    "FEW_KEYS": ("src/kernels/attention/few.rs", "FEW_KEYS"),
     "LANES": ("src/kernels/isa/lanes.rs", "LANES"),
     "CHUNK": ("src/numerics/certified_sums.rs", "CHUNK"),
     "U": ("src/attention/tile.rs", "U"),

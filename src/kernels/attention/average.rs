@@ -89,6 +89,108 @@ impl Simd {
     }
 }
 
+struct Shared<'a, E, const Q: usize> {
+    values: Keys<'a, E>,
+    from: usize,
+    weights: [&'a [f64]; Q],
+    sums: [&'a mut [f64]; Q],
+}
+
+impl<E: Element, const Q: usize> Shared<'_, E, Q> {
+    /// Adds rows `from .. from + count` to `G` groups of all sums from an entry on.
+    #[inline(always)]
+    unsafe fn groups<L: Level, const G: usize>(
+        &mut self,
+        (from, count): (usize, usize),
+        weights: &[[E::Scalar; Q]; LANES],
+        at: usize,
+    ) {
+        let mut sums = [[LanesOf::<L, E>::splat(E::Scalar::default()); G]; Q];
+        for (i, weights) in weights[..count].iter().enumerate() {
+            let row = self.values.row(from + i);
+            let mut entries = [LanesOf::<L, E>::splat(E::Scalar::default()); G];
+            for (g, entries) in entries.iter_mut().enumerate() {
+                // If there are several groups, all are whole.
+                *entries = if G > 1 {
+                    E::load::<L>(row.as_ptr().add(at + g * LANES))
+                } else {
+                    Keys::group::<L>(row, at + g * LANES)
+                };
+            }
+            for (sums, &weight) in sums.iter_mut().zip(weights) {
+                let weight = LanesOf::<L, E>::splat(weight);
+                for (sum, entries) in sums.iter_mut().zip(entries) {
+                    *sum = entries.mul_add(weight, *sum);
+                }
+            }
+        }
+        for (sums, to) in sums.into_iter().zip(&mut self.sums) {
+            for (g, sum) in sums.into_iter().enumerate() {
+                let to = &mut to[at + g * LANES..][..LANES];
+                E::double::<L>(sum).add(L::F64::load(to.as_ptr())).store(to.as_mut_ptr());
+            }
+        }
+    }
+}
+
+impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(mut self) {
+        let (count, width) = (self.weights[0].len(), self.sums[0].len());
+        // As many groups of entries as fit the registers with their sums.
+        let each = Q * size_of::<E::Scalar>() / size_of::<f32>();
+        let wide = match each {
+            _ if !L::ROOMY => 1,
+            0..=4 => WIDTH,
+            5..=8 => WIDTH / 2,
+            _ => 1,
+        };
+        let whole = if wide > 1 { self.values.dim() / (wide * LANES) * (wide * LANES) } else { 0 };
+        for start in (0..count).step_by(LANES) {
+            let rows = (self.from + start, LANES.min(count - start));
+            let mut weights = [[E::Scalar::default(); Q]; LANES];
+            for (q, of) in self.weights.iter().enumerate() {
+                let of = &of[start..start + rows.1];
+                for (weights, &of) in weights.iter_mut().zip(of) {
+                    weights[q] = E::Scalar::nearest(of);
+                }
+            }
+            for at in (0..whole).step_by(wide * LANES) {
+                match wide {
+                    WIDTH => self.groups::<L, WIDTH>(rows, &weights, at),
+                    2 => self.groups::<L, 2>(rows, &weights, at),
+                    _ => self.groups::<L, 1>(rows, &weights, at),
+                }
+            }
+            for at in (whole..width).step_by(LANES) {
+                self.groups::<L, 1>(rows, &weights, at);
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// Averages as [`Simd::average`], for rows from `from` on with several sets of weights. Rows are read once for all
+    /// sets.
+    pub(crate) fn shared_average<E: Element, const Q: usize>(
+        self,
+        values: Keys<'_, E>,
+        from: usize,
+        weights: [&[f64]; Q],
+        sums: [&mut [f64]; Q],
+    ) {
+        let width = values.dim().next_multiple_of(LANES);
+        assert!(sums.iter().all(|sums| sums.len() == width));
+        assert!(weights.iter().all(|each| each.len() == weights[0].len()));
+        if Q == 1 {
+            // Unshared rows take the simpler path.
+            self.average(values, Picked::From(from), weights[0], &mut *sums[0]);
+        } else {
+            self.run(Shared { values, from, weights, sums });
+        }
+    }
+}
+
 struct Farthest<'a, E> {
     values: Keys<'a, E>,
     count: usize,

@@ -3,16 +3,15 @@
 mod average;
 mod coded;
 mod dot;
-mod few;
 mod listed;
 mod matmul;
 mod narrow;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod tile;
 
 pub(crate) use coded::{CodedSums, LIGHTEST, WeightSums};
-pub(crate) use few::{FEW_KEYS, Scored, Weighed};
 pub(crate) use matmul::{DEPTH, Queries, SIDE};
 pub(crate) use narrow::BESIDE;
 pub(crate) use tile::{
