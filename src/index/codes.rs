@@ -7,13 +7,12 @@ use super::chunks::{Chunks, Out, Part as Stretch, Room, TASK};
 use super::content::Content;
 use super::element::Coded;
 use super::fingerprint::Fingerprint;
-use super::frame::{OwnFrame, sign};
-use super::gram::{Gram, norm, radius};
+use super::frame::{MOVED, OwnFrame, sign};
+use super::gram::{Gram, radius};
 use super::spread::{Spread, ValueBounds, add_decoded};
 use crate::error::Error;
 use crate::kernels::{BIAS, Encoded, Keys, LANES, PANEL, Packed, STEP, Simd};
 use crate::runtime::memory::check_memory;
-use crate::runtime::reused::Reused;
 use crate::runtime::threads;
 use half::bf16;
 
@@ -28,8 +27,6 @@ const OUTLYING: f64 = 4.0;
 pub(crate) const SEGMENT: usize = 1 << 13;
 /// One key in so many may be left without a code.
 const SPARED: usize = 64;
-/// Factor for what moving a key into its frame, and a bound's own arithmetic, may round a norm by.
-const MOVED: f64 = 1.0 + 1e-5;
 
 /// One head's keys, or values, in codes. What grows with them is owned, or lent by somebody who keeps the index as arrays.
 #[derive(Debug, Clone)]
@@ -365,13 +362,9 @@ impl Codes<'_> {
     /// Returns an upper bound of the norms of all keys.
     pub(crate) fn longest(&self) -> f64 {
         let by_entries = (self.dim as f64).sqrt() * f64::from(self.largest) * MOVED;
-        if self.uncoded().next().is_some() {
-            return by_entries;
-        }
         let (_, residual, coded) = self.gram.bounds();
-        let mean: Reused<f64> = self.frame.mean.iter().map(|&entry| entry.into()).collect();
-        let by_codes = (residual + coded) / (self.frame.block as f64).sqrt() + norm(&mean);
-        by_entries.min(by_codes * MOVED)
+        let by_codes = self.frame.longest(residual + coded);
+        if self.uncoded().next().is_some() { by_entries } else { by_entries.min(by_codes) }
     }
 
     fn content(&self) -> Content {

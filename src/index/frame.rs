@@ -2,8 +2,12 @@
 
 use std::borrow::Cow;
 
+use super::gram::norm;
 use crate::kernels::Frame;
 use crate::runtime::reused::Reused;
+
+/// Factor for what moving a key into its frame, and a bound's own arithmetic, may round a norm by.
+pub(super) const MOVED: f64 = 1.0 + 1e-5;
 
 /// Transformation of keys before they are rounded, and of queries with them.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +25,12 @@ impl OwnFrame<'_> {
 
     pub(super) fn borrow(&self) -> Frame<'_> {
         Frame { mean: &self.mean, block: self.block, signs: &self.signs }
+    }
+
+    /// Returns the largest length of a key whose length in the frame is at most so much.
+    pub(super) fn longest(&self, in_frame: f64) -> f64 {
+        let mean: Reused<f64> = self.mean.iter().map(|&entry| entry.into()).collect();
+        (in_frame / (self.block as f64).sqrt() + norm(&mean)) * MOVED
     }
 
     /// The query in the frame, f64, and what products in the frame are to be divided by.

@@ -17,7 +17,7 @@ use crate::runtime::memory::product;
 use crate::runtime::memory::{check_memory, check_memory_square, list};
 use crate::runtime::threads;
 
-/// What an append needs: room in every head, and the heads as they are if it may be stopped.
+/// Room for an append in every head, and the heads as they are if it may be stopped.
 pub(super) struct Ready<'a> {
     simd: Simd,
     threads: usize,

@@ -104,7 +104,7 @@ pub(crate) fn ask_for(line: *const u8) {
 pub(crate) trait ByteDots: Copy {
     type Level: Level;
     type Sums: Copy;
-    /// Whether only the halves of numbers are read.
+    /// `true` if only the halves of numbers are read.
     const HALVES: bool = false;
 
     unsafe fn zero() -> Self::Sums;
