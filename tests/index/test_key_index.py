@@ -224,7 +224,7 @@ def test_keys_are_kept_and_grow_by_doubling() -> None:
     buffers = set()
     for at in range(10, 300):
         index.append(keys[:, at : at + 1])
-        buffers.add(id(index._buffer))
+        buffers.add(id(index._room))
     assert len(buffers) <= 8
     index.check()
     index.check(keys)

@@ -41,7 +41,7 @@ def test_encoder(told: Callable[..., str]) -> None:
     text = told("encoder.py", "--most", "3", "--eps", "0.01")
     layers = [line.split() for line in text.splitlines() if re.match(r" +\d+ ", line)]
     assert len(layers) == 6
-    for _, _, rows, kept, mass, budget, _, holds in layers:
+    for _, _, rows, kept, _, mass, budget, _, holds in layers:
         assert int(rows) > 0
         assert 0 < float(kept) < 1
         assert float(mass) <= float(budget) == 0.01
