@@ -48,7 +48,15 @@ ROOMS = {
 }
 # Names of constants: limits of ranges, choices, scales of a number format.
 NAMED = {
-    "src/attention/coded.rs": ["SPARSE", "MOST", "LONGEST", "HIGHEST", "FINE", "HEAVY", "WEIGHABLE"],
+    "src/attention/coded.rs": [
+        "SPARSE",
+        "MOST",
+        "LONGEST",
+        "HIGHEST",
+        "FINE",
+        "HEAVY",
+        "WEIGHABLE",
+    ],
     "src/attention/error_bound.rs": ["MOST"],
     "src/attention/heavy_keys.rs": ["AIM", "DEPTH", "MARGIN"],
     "src/kernels/attention/coded.rs": ["TOP", "LEAST", "LIGHTEST"],
