@@ -407,7 +407,7 @@ pub enum Error {
     },
     /// A SIMD level that is not known, or that this CPU cannot run.
     #[error(
-        "SIMD level {level:?} {problem} (from CERTK_LEVEL or the caller); known: portable, avx2, avx512, neon"
+        "SIMD level {level:?} {problem} (from CERTK_LEVEL or the caller); known: portable, avx2, avx512, amx, neon"
     )]
     #[non_exhaustive]
     Level {

@@ -21,7 +21,7 @@
 //! with the same kernels or with an independent checker that shares none of them. [`keep_set`] finds one set for many
 //! rows, with a proven lower bound on the size of any such set. [`bounds`] and [`output_error`] bound what truncation loses from
 //! less than a whole row, [`montecarlo`] from some of its keys. Results have the same bits on every instruction set and for any
-//! number of threads.
+//! number of threads; outputs of [`attention`] have other last bits where products go by AMX.
 //!
 //! # Threads
 //! A call runs on its calling thread and on free workers of the crate's own pool. The pool starts when a call first

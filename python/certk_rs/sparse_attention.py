@@ -88,7 +88,8 @@ def attention(
     """Softmax attention that drops what it can prove to be small, and says what was lost.
 
     The proof is about the real-number attention over exactly the stored q, k and v: all rounding is
-    inside. Results are the same, bit for bit, for any number of threads and any instruction set.
+    inside. Results are the same, bit for bit, for any number of threads and any instruction set,
+    but for the last bits of `out`, `log_mass` and `error_bound` on CPUs with AMX.
     Keys and values that no row sees may hold anything, also NaN. Arrays must not be written during
     the call.
 

@@ -7,13 +7,13 @@ use half::{bf16, f16};
 
 use super::coded_bound::{CodedWeights, Outputs, ScoreErrors};
 use super::error_bound::{sum_error, summing};
+use super::f32_error::{U, WEIGHT, length};
 use super::few::side_by_side;
 use super::heavy_keys::Candidates;
 use super::job::{Answer, AttentionJob, RowBudget, Unit};
 use super::narrow::append_narrow;
 use super::pending::{PendingRow, grow};
 use super::stretches::by_stretches;
-use super::tile::{U, WEIGHT, length};
 use crate::error::Error;
 use crate::index::{
     CodeError, CodeSums, Codes, FROM, Prepared, QueryScratch, Rung, SEGMENT, for_coded_dtype,
@@ -123,7 +123,7 @@ impl AttentionJob<'_> {
         let mut share = None;
         let mut answers = Reused::with_hint(unit.rows.len());
         for list in unit.rows.chunks(TOGETHER) {
-            let mut rows = self.rows(unit.head, list, budget, None)?;
+            let mut rows = self.rows(unit.head, list, budget)?;
             // Roundings alone may be more than a budget.
             let fine = |row: &PendingRow| {
                 let error = row.prepared.as_ref().map_or(CodeError::NOTHING, |p| p.code_error);

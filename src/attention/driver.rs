@@ -3,13 +3,12 @@
 use std::ops::Range;
 
 use super::error_bound::{self, Balls};
-use super::job::{AttentionJob, MANY, RowBudget, Unit};
+use super::job::{AttentionJob, MANY, RowBudget, UNIT_ROWS, Unit};
 use super::options::{AttentionOptions, Budget};
 use super::query_rows::QueryRows;
 use super::result::Attention;
 use crate::error::Error;
 use crate::index::KeyIndex;
-use crate::kernels::PANEL_ROWS;
 use crate::rows::{PerRow, Vectors};
 use crate::runtime::memory::{check_memory, check_memory_in_each};
 use crate::runtime::reused::Reused;
@@ -59,7 +58,7 @@ pub fn attention(
 ) -> Result<Attention, Error> {
     let _modes = threads::default_floats();
     // Sums of values of rows that are worked on together.
-    check_memory("v", values.dim(), PANEL_ROWS * 24)?;
+    check_memory("v", values.dim(), UNIT_ROWS * 24)?;
     // Of each row its head, its output, its group and nine numbers, of each head a norm and its rows.
     let rows = queries.heads().saturating_mul(queries.len());
     check_memory(
@@ -69,17 +68,13 @@ pub fn attention(
     )?;
     check_memory("k", keys.heads(), 64)?;
     let query_rows = QueryRows::new(queries, keys, options)?;
-    let mut job = AttentionJob::new(queries, keys, values, index, &query_rows)?;
-    let own = match budget {
-        Budget::TailMass(eps) if index.is_none() => job.own_index(eps)?,
-        _ => None,
-    };
-    job.index = index.or(own.as_ref());
+    let job = AttentionJob::new(queries, keys, values, index, &query_rows)?;
     let mut all = Attention::empty(query_rows.rows(), values.dim(), options.precision);
     match budget {
         Budget::TailMass(eps) => {
             let eps = query_rows.per_row("eps", eps)?.budgets(query_rows.shape)?;
-            job.run(RowBudget { eps, careful: false }, |_| true, &mut all)?;
+            let short = !query_rows.options.even_if_slower;
+            job.run(RowBudget { eps, short, careful: false }, |_| true, &mut all)?;
             Ok(all)
         }
         Budget::Output(tolerance) => {
@@ -116,7 +111,7 @@ impl AttentionJob<'_> {
         let threads =
             threads::count(self.query_rows.options.threads, rows.saturating_mul(each) > worth)?;
         check_memory_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;
-        let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
+        let portion = (1 << 28) / UNIT_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
         let mut at = 0;
         let unit = |at: usize, threads: usize| {
             let (head, ref rows) = units[at];
@@ -186,6 +181,7 @@ impl AttentionJob<'_> {
                 };
             }
             let budget = RowBudget {
+                short: false,
                 eps: self.query_rows.per_row("eps", &eps)?,
                 careful: attempt == ATTEMPTS,
             };
@@ -217,7 +213,7 @@ impl AttentionJob<'_> {
             listed.chunk_by(|&a, &b| self.query_rows.head_of(a) == self.query_rows.head_of(b))
         {
             // How rows are put together depends on nothing but the shapes, so that answers do not depend on threads.
-            for rows in of_head.chunks(PANEL_ROWS) {
+            for rows in of_head.chunks(UNIT_ROWS) {
                 units.push((self.query_rows.head_of(rows[0]), from..from + rows.len()));
                 from += rows.len();
             }

@@ -315,6 +315,14 @@ mod tests {
             let length = exact.iter().map(|v| v * v).sum::<f64>().sqrt();
             assert!(moved <= precision.moves(length, exact.len()));
         }
+        for bits in [1, 0x7F, 0x80, 0x81, 0x3F80_7FFF, 0x3F80_8000, 0x3F81_8000, 0x7F7F_8000] {
+            for sign in [0, 1 << 31] {
+                let entry = f32::from_bits(bits | sign);
+                let found = Precision::Bf16.nearest(entry.into());
+                assert_eq!(found, f64::from(half::bf16::from_f32(entry)), "{entry}");
+            }
+        }
+        assert!(Precision::Bf16.nearest(f64::NAN).is_nan());
         let mut same = [0.1];
         assert_eq!(Precision::F64.round(&mut same), 0.0);
         assert_eq!(Precision::F32.round(&mut [0.5, 3.0]), 0.0);

@@ -123,7 +123,7 @@ impl AttentionJob<'_> {
         budget: RowBudget<'_>,
     ) -> Result<Reused<Answer>, Error> {
         let &Unit { head, rows: list, threads } = unit;
-        let mut rows = self.rows(head, list, budget, None)?;
+        let mut rows = self.rows(head, list, budget)?;
         self.prune_by_codes(head, &mut rows, &mut Guess::default(), threads)?;
         // Of rows that share what is read, and drop nothing, f32 is as fast as they can be read.
         let together = rows.len() >= TOGETHER && rows.iter().all(|row| row.open && row.flat);

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use super::query_rows::QueryRows;
 use crate::error::Error;
-use crate::index::{Codes, KeyIndex, ManyForms, Rung};
-use crate::kernels::Simd;
+use crate::index::{KeyIndex, Rung};
+use crate::kernels::{PANEL_ROWS, Simd};
 use crate::numerics::log_mass::LogMass;
 use crate::numerics::scale::nearest_rsqrt;
 use crate::rows::{PerRow, Vectors};
@@ -16,6 +16,9 @@ pub(super) const GROUP: usize = 4;
 
 /// Number of rows that count as many: they are computed together, in f32 if nothing can be dropped.
 pub(super) const MANY: usize = 16;
+
+/// Most rows of a unit: as many as the blocks of keys and values are laid out for at a time.
+pub(super) const UNIT_ROWS: usize = 4 * PANEL_ROWS;
 
 /// Arguments of one call.
 pub(super) struct AttentionJob<'a> {
@@ -28,8 +31,6 @@ pub(super) struct AttentionJob<'a> {
     pub(super) simd: Simd,
     /// Largest norm of each head's keys that some row sees.
     pub(super) norms: Reused<OnceLock<f64>>,
-    /// Forms of each head's codes, for many rows.
-    pub(super) forms: Reused<OnceLock<ManyForms>>,
 }
 
 /// Budget of rows.
@@ -37,6 +38,8 @@ pub(super) struct AttentionJob<'a> {
 pub(super) struct RowBudget<'a> {
     /// Tail mass that a row may drop; one number for all rows, or one per row.
     pub(super) eps: PerRow<'a, f64>,
+    /// `true` if weights may be rounded as far as `eps` allows.
+    pub(super) short: bool,
     /// `true` if scores must be summed in f64, at any cost.
     pub(super) careful: bool,
 }
@@ -84,22 +87,7 @@ impl<'a> AttentionJob<'a> {
         }
         let simd = Simd::current()?;
         let norms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
-        let forms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
-        Ok(AttentionJob { queries, keys, values, index, query_rows, scale, simd, norms, forms })
-    }
-}
-
-impl AttentionJob<'_> {
-    /// Returns the forms of a head's codes for many queries.
-    ///
-    /// # Errors
-    /// [`Error::NoMemory`], or the error of a call that was ended.
-    pub(super) fn forms(&self, head: usize, codes: &Codes<'_>) -> Result<&ManyForms, Error> {
-        if let Some(forms) = self.forms[head].get() {
-            return Ok(forms);
-        }
-        let forms = codes.many_forms(self.simd)?;
-        Ok(self.forms[head].get_or_init(|| forms))
+        Ok(AttentionJob { queries, keys, values, index, query_rows, scale, simd, norms })
     }
 }
 

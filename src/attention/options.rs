@@ -1,6 +1,6 @@
 //! Options and budgets of attention.
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::ball::{ValueBall, norm, norm_of_square};
 use crate::builders::builders_of_defaults;
@@ -132,21 +132,18 @@ impl Precision {
             Precision::F64 => entry,
             Precision::F32 => f64::from(entry as f32),
             Precision::F16 => f64::from(f16::from_f32(entry as f32)),
-            Precision::Bf16 => f64::from(bf16::from_f32(entry as f32)),
+            Precision::Bf16 => nearest_bf16(entry),
         }
     }
 
     /// Rounds a vector, and returns an upper bound on the distance.
     pub(super) fn round(self, vector: &mut [f64]) -> f64 {
         match self {
-            Precision::F64 => return 0.0,
-            Precision::F32 => return round_to_f32(vector),
-            Precision::F16 | Precision::Bf16 => {}
+            Precision::F64 => 0.0,
+            Precision::F32 => round_by(vector, |entry| f64::from(entry as f32)),
+            Precision::F16 => round_by(vector, |entry| Precision::F16.nearest(entry)),
+            Precision::Bf16 => round_by(vector, nearest_bf16),
         }
-        norm(vector.iter_mut().map(|entry| {
-            let exact = std::mem::replace(entry, self.nearest(*entry));
-            *entry - exact
-        }))
     }
 
     /// Returns a bound on the distance by which rounding moves a vector of this length and dimension.
@@ -161,14 +158,21 @@ impl Precision {
     }
 }
 
-/// Rounds to f32, in steps that compilers vectorize.
-fn round_to_f32(vector: &mut [f64]) -> f64 {
+/// Returns the nearest bf16 of the nearest f32, in steps that compilers vectorize.
+fn nearest_bf16(entry: f64) -> f64 {
+    let bits = (entry as f32).to_bits();
+    let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) & 0xFFFF_0000;
+    if entry.is_nan() { entry } else { f64::from(f32::from_bits(rounded)) }
+}
+
+/// Rounds a vector, and returns an upper bound on the distance.
+fn round_by(vector: &mut [f64], nearest: impl Fn(f64) -> f64) -> f64 {
     let count = vector.len();
     let (mut squares, mut moved) = ([0.0; 8], [0u64; 8]);
     let (eights, rest) = vector.as_chunks_mut::<8>();
     for eight in eights {
         for ((entry, square), moved) in eight.iter_mut().zip(&mut squares).zip(&mut moved) {
-            let rounded = f64::from(*entry as f32);
+            let rounded = nearest(*entry);
             let off = rounded - *entry;
             *entry = rounded;
             *square += off * off;
@@ -176,7 +180,7 @@ fn round_to_f32(vector: &mut [f64]) -> f64 {
         }
     }
     let rest = norm(rest.iter_mut().map(|entry| {
-        let exact = std::mem::replace(entry, f64::from(*entry as f32));
+        let exact = std::mem::replace(entry, nearest(*entry));
         *entry - exact
     }));
     if moved == [0; 8] {

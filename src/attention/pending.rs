@@ -3,7 +3,7 @@
 use super::job::{AttentionJob, RowBudget};
 use crate::error::Error;
 use crate::index::{
-    Coded, Codes, Moments, Prepared, Query, QueryScratch, RowVisibility, Rung, ThresholdSearch,
+    Coded, Codes, Prepared, Query, QueryScratch, RowVisibility, Rung, ThresholdSearch,
 };
 use crate::kernels::{Keys, LANES, Simd};
 use crate::runtime::held::held;
@@ -67,13 +67,12 @@ impl AttentionJob<'_> {
         Ok(wide)
     }
 
-    /// Returns new rows, with quantized queries if the moments of the codes are given.
+    /// Returns new rows.
     pub(super) fn rows(
         &self,
         head: usize,
         list: &[usize],
         budget: RowBudget<'_>,
-        moments: Option<&Moments>,
     ) -> Result<Reused<PendingRow>, Error> {
         let codes = self.index.map(|index| index.head(head));
         // Without an index the size of keys is found when they are read.
@@ -84,10 +83,9 @@ impl AttentionJob<'_> {
             Ok(PendingRow {
                 number: row,
                 query: Query::new(&wide, self.scale, largest),
-                prepared: codes.filter(|_| eps > 0.0).map(|codes| match moments {
-                    Some(moments) => codes.prepare_in_bytes(self.simd, &wide, self.scale, moments),
-                    None => codes.prepare(self.simd, &wide, self.scale),
-                }),
+                prepared: codes
+                    .filter(|_| eps > 0.0)
+                    .map(|codes| codes.prepare(self.simd, &wide, self.scale)),
                 wide,
                 prefix: self.query_rows.row_visibility(row).prefix,
                 eps,

@@ -170,7 +170,7 @@ fn list_together<const Q: usize>(
         rows.map(|row| {
             let PendingRow { prepared, prefix, eps, scratch, .. } = row;
             let above = &mut scratch.query.above;
-            let numbers = prepared.as_ref().map(Prepared::numbers).unwrap_or_default();
+            let numbers = prepared.as_ref().map(Prepared::coarse).unwrap_or_default();
             PanelRow { numbers, prefix: *prefix, eps: *eps, above }
         }),
         guess,

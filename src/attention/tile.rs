@@ -2,25 +2,41 @@
 
 use half::{bf16, f16};
 
-use super::job::{Answer, AttentionJob};
+use super::f32_error::{SHORT_VALUE, SHORT_WEIGHT, TWO_PIECES, U, WEIGHT, weight_error};
+use super::job::{Answer, AttentionJob, RowBudget, UNIT_ROWS};
 use super::sink::Sunk;
 use crate::error::Error;
 use crate::index::{RowVisibility, Rung, for_coded_dtype, matrix};
 use crate::kernels::{
-    BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
+    BlockMask, BlockScratch, Cutting, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN,
+    PanelRows, Precise, WeightScratch,
 };
 use crate::rows::Stored;
 use crate::runtime::ambient::asked_each;
+use crate::runtime::held::held;
 use crate::runtime::reused::Reused;
+use crate::runtime::scratch::with_scratch;
 
-/// One rounding of f32.
-pub(super) const U: f64 = 1.0 / 16_777_216.0;
-/// Sizes of products and scales up to which nothing overflows in f32.
-const SAFE: f64 = 1e36;
-/// Relative error of a weight of a given score, the difference from the largest included (`mass` has less).
-pub(super) const WEIGHT: f64 = 216.0 * U;
 /// Relative error of a block's sum of weights, and of one of weighted values.
 const SUMS: f64 = 2.0 * (PANEL_KEYS as f64 + 2.0) * U;
+/// A row to be answered together with others.
+struct Row {
+    /// Place among the rows that were asked for.
+    at: usize,
+    /// Bound on the error of scores, in nats.
+    error: f64,
+    /// Bound on the total variation distance of short weights; else 0.
+    upper: f64,
+}
+
+/// Scratch of a block.
+#[derive(Default)]
+struct TileScratch {
+    of_block: BlockScratch,
+    of_weights: WeightScratch,
+}
+
+held!(TileScratch { of_block, of_weights });
 
 impl AttentionJob<'_> {
     /// Returns `true` if rows of this call can be answered together at all.
@@ -29,93 +45,111 @@ impl AttentionJob<'_> {
         !wide(&self.keys.data) && !wide(&self.values.data)
     }
 
-    /// Answers rows in f32 over all that they see; `None` if f32 cannot hold the stored numbers.
+    /// Answers rows in f32 over all that they see, but for those with numbers that f32 cannot hold.
     pub(super) fn attend_tile(
         &self,
         head: usize,
         rows: &[usize],
-    ) -> Result<Option<Reused<Answer>>, Error> {
-        if !self.fit_together() {
-            return Ok(None);
-        }
+        budget: RowBudget<'_>,
+        answers: &mut [Option<Answer>],
+    ) -> Result<(), Error> {
         let queries = rows.iter().map(|&row| self.query(row)).collect::<Result<Reused<_>, _>>()?;
         let norm = self.norm(head)?;
-        let mut errors: Reused<f64> = Reused::with_hint(rows.len());
-        for query in &queries {
+        let (mut short, mut whole) = (Reused::<Row>::new(), Reused::<Row>::new());
+        for (at, query) in queries.iter().enumerate() {
             // A run of fused terms, and the sums of runs.
             let deep = PANEL_RUN + query.len() / PANEL_RUN;
-            let Some(error) = self.narrow_error(query, norm, deep) else { return Ok(None) };
-            errors.push(error);
+            let Some(error) = self.narrow_error(query, norm, deep) else { continue };
+            let rounded = self.error_of_pieces(query, norm, true).map(|more| error + more);
+            if let Some(error) = rounded.filter(|_| budget.short) {
+                let upper = self.short_distance(rows[at], (query, norm), error);
+                if upper <= budget.eps.of(rows[at]) {
+                    short.push(Row { at, error, upper });
+                    continue;
+                }
+            }
+            let more = if self.stored_short() {
+                self.error_of_pieces(query, norm, false)
+            } else {
+                Some(0.0)
+            };
+            if let Some(more) = more {
+                whole.push(Row { at, error: error + more, upper: 0.0 });
+            }
         }
+        let given = (rows, &queries[..]);
+        self.attend_alike(head, given, &short, true, answers)?;
+        self.attend_alike(head, given, &whole, false, answers)
+    }
+
+    /// Returns `true` if queries, keys and values are bf16.
+    fn stored_short(&self) -> bool {
+        let stored = [&self.queries.data, &self.keys.data, &self.values.data];
+        stored.iter().all(|data| matches!(data, Stored::Bf16(_)))
+    }
+
+    /// Answers rows of one precision.
+    fn attend_alike(
+        &self,
+        head: usize,
+        (rows, queries): (&[usize], &[Reused<f64>]),
+        chosen: &[Row],
+        short: bool,
+        answers: &mut [Option<Answer>],
+    ) -> Result<(), Error> {
         let dim = self.values.dim();
         let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
-        let entries = queries.iter().map(|query| query.as_slice());
-        let mut panel = PanelRows::new(entries, shape, self.scale as f32);
-        let mut visibility = [RowVisibility { prefix: 0, allowed: None }; PANEL_ROWS];
-        for (to, &row) in visibility.iter_mut().zip(rows) {
-            *to = self.query_rows.row_visibility(row);
+        let precise = Precise { short, stored_short: self.stored_short() };
+        let cutting = self.simd.cutting(precise);
+        let panel = |rows: &[Row]| {
+            let entries = rows.iter().map(|row| queries[row.at].as_slice());
+            PanelRows::new(entries, shape, self.scale as f32, cutting)
+        };
+        let mut panels: Reused<PanelRows> = chosen.chunks(PANEL_ROWS).map(panel).collect();
+        let mut visibility = [RowVisibility { prefix: 0, allowed: None }; UNIT_ROWS];
+        for (to, row) in visibility.iter_mut().zip(chosen) {
+            *to = self.query_rows.row_visibility(rows[row.at]);
         }
-        let visibility = &visibility[..rows.len()];
+        let visibility = &visibility[..chosen.len()];
         for_coded_dtype!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
             for_coded_dtype!(self.values, V => {
-                self.over(keys, matrix::<V>(self.values, head), visibility, &mut panel);
+                let values = matrix::<V>(self.values, head);
+                self.over(keys, values, visibility, cutting, &mut panels);
                 Ok(())
             })
         })?;
-        let answer = |(at, error): (usize, f64)| {
-            let (top, total, sums) = panel.row(at);
+        let (weights, sums) = match precise {
+            Precise { short: true, .. } => (SHORT_WEIGHT, SUMS + SHORT_VALUE * 1.01),
+            Precise { stored_short: true, .. } => (TWO_PIECES, SUMS),
+            Precise { .. } => (WEIGHT, SUMS),
+        };
+        for (i, &Row { at, error, upper }) in chosen.iter().enumerate() {
+            let mut out: Reused<f64> = Reused::with_hint(shape.1);
+            let (top, total) = panels[i / PANEL_ROWS].row(i % PANEL_ROWS, &mut out);
             let sunk = self.with_sink(rows[at], total, (top, 0.0), (error, 0.0));
             let Sunk { total, slip, .. } = sunk;
             let error = error + slip;
-            let mut out: Reused<f64> = sums.iter().copied().collect();
-            if total > 0.0 {
-                let share = 1.0 / total;
-                for entry in &mut out {
-                    *entry *= share;
-                }
-            }
+            let share = if total > 0.0 { 1.0 / total } else { 0.0 };
+            out.iter_mut().for_each(|entry| *entry *= share);
             // Values that are not finite, or that f32 cannot add, are for more careful hands.
             if out[..dim].iter().any(|entry| !entry.is_finite()) {
-                return None;
+                continue;
             }
-            let seen = visibility[at].count();
-            let (grown, rung) = (error.exp_m1(), Rung::Dense);
-            let (weight_error, sum_error) = (grown + WEIGHT * (1.0 + grown), SUMS);
-            Some(Answer {
+            let seen = visibility[i].count();
+            answers[at] = Some(Answer {
                 out,
-                upper: 0.0,
+                upper: if seen > 0 { upper } else { 0.0 },
                 kept: seen,
                 scored: seen,
-                rung,
-                weight_error,
-                sum_error,
+                rung: Rung::Dense,
+                weight_error: weight_error(error, weights),
+                sum_error: sums,
                 coded_error: 0.0,
-                log_mass: sunk.log_mass(SUMS + WEIGHT, top, error),
-            })
-        };
-        Ok(errors.iter().copied().enumerate().map(answer).collect())
-    }
-
-    /// Returns a bound on the error of a query's f32 scores beside keys of at most `norm`, for sums `deep` terms deep.
-    /// `None` where f32 cannot hold the stored numbers, or may overflow.
-    pub(super) fn narrow_error(&self, query: &[f64], norm: f64, deep: usize) -> Option<f64> {
-        let scale = self.scale.abs();
-        let own = length(query);
-        // What a sum of products can be at most, whichever of its terms are added (Cauchy, Schwarz).
-        let most = own * norm * (1.0 + 1e-12);
-        let exact = !matches!(self.queries.data, Stored::F64(_))
-            || query.iter().all(|&entry| f64::from(entry as f32) == entry);
-        let scale_fits = scale == 0.0 || (1.0 / SAFE..SAFE).contains(&scale);
-        if !(exact && scale_fits && most < SAFE && most * scale < SAFE) {
-            return None;
+                log_mass: sunk.log_mass(SUMS + weights, top, error),
+            });
         }
-        // The scale's rounding, and the product's.
-        let roundings = (deep + 4) as f64 * U;
-        let roundings = roundings / (1.0 - roundings).max(0.0) * 1.001;
-        // Terms that are subnormal.
-        let flushed = query.len() as f64 * 2f64.powi(-148) * scale + 2f64.powi(-148);
-        Some(scale * most * roundings + flushed)
+        Ok(())
     }
 
     /// Takes rows over the keys that they see, block by block.
@@ -124,30 +158,43 @@ impl AttentionJob<'_> {
         keys: Keys<'_, K>,
         values: Keys<'_, V>,
         visibility: &[RowVisibility<'_>],
-        panel: &mut PanelRows,
+        cutting: Option<Cutting>,
+        panels: &mut [PanelRows],
     ) {
         let longest =
-            visibility.iter().map(|row_visibility| row_visibility.prefix).max().unwrap_or(0);
-        let (mut of_keys, mut of_values) = (Reused::new(), Reused::new());
+            |rows: &[RowVisibility<'_>]| rows.iter().map(|row| row.prefix).max().unwrap_or(0);
+        let end = longest(visibility);
         let mut limits = [0.0f32; PANEL_ROWS];
         let mut each = Reused::new();
-        for from in asked_each((0..longest).step_by(PANEL_KEYS)) {
-            let block = (from, PANEL_KEYS.min(longest - from));
-            let sees = match masked(visibility, block, &mut each) {
-                // What nobody sees is not touched.
-                Masked::All => continue,
-                Masked::Some => BlockMask::Each(&each),
-                Masked::None => {
-                    for (limit, row_visibility) in limits.iter_mut().zip(visibility) {
-                        *limit = row_visibility.prefix.saturating_sub(from).min(PANEL_KEYS) as f32;
+        for from in asked_each((0..end).step_by(PANEL_KEYS)) {
+            let place = (from, PANEL_KEYS.min(end - from));
+            with_scratch(|scratch: &mut TileScratch| {
+                let TileScratch { of_block, of_weights } = scratch;
+                let mut of_block = Some(of_block);
+                let mut block = None;
+                for (panel, rows) in panels.iter_mut().zip(visibility.chunks(PANEL_ROWS)) {
+                    if longest(rows) <= from {
+                        continue;
                     }
-                    BlockMask::First(&limits)
+                    let sees = match masked(rows, place, &mut each) {
+                        // What nobody sees is not touched.
+                        Masked::All => continue,
+                        Masked::Some => BlockMask::Each(&each),
+                        Masked::None => {
+                            for (limit, row) in limits.iter_mut().zip(rows) {
+                                *limit = row.prefix.saturating_sub(from).min(PANEL_KEYS) as f32;
+                            }
+                            BlockMask::First(&limits)
+                        }
+                    };
+                    if let Some(scratch) = of_block.take() {
+                        block = Some(self.simd.block(keys, values, place, cutting, scratch));
+                    }
+                    if let Some(block) = block {
+                        self.simd.attend(panel, block, sees, of_weights);
+                    }
                 }
-            };
-            let width = |dim: usize| dim.next_multiple_of(LANES);
-            let keys = self.simd.lend(keys, block, width(keys.dim()), &mut of_keys);
-            let values = self.simd.lend(values, block, width(values.dim()), &mut of_values);
-            self.simd.attend(panel, keys, values, block.1, sees);
+            });
         }
     }
 
@@ -174,19 +221,6 @@ impl AttentionJob<'_> {
         })?;
         Ok(*self.norms[head].get_or_init(|| norm))
     }
-}
-
-/// Returns the Euclidean norm of a vector, in several sums.
-pub(super) fn length(vector: &[f64]) -> f64 {
-    let mut sums = [0.0; 8];
-    let (eights, rest) = vector.as_chunks::<8>();
-    for eight in eights {
-        for (sum, entry) in sums.iter_mut().zip(eight) {
-            *sum += entry * entry;
-        }
-    }
-    let rest: f64 = rest.iter().map(|entry| entry * entry).sum();
-    (sums.iter().sum::<f64>() + rest).sqrt()
 }
 
 /// Extent of the mask in a block of keys, for rows that would see all of it.

@@ -283,19 +283,6 @@ impl CodeError {
         }
     }
 
-    /// With errors of another kind: all together, and each. What scores are computed of is so many times as long as the query, at most.
-    pub(crate) fn and(self, (total, each): (f64, f64), longer: f64) -> Self {
-        let sum = |one: f64, other: f64| {
-            let sum = (one + other) * (1.0 + GRAM_ROUNDING);
-            if sum.is_nan() { f64::INFINITY } else { sum }
-        };
-        // A single key's code says nothing of what the query's leaves out.
-        let slope = f64::INFINITY;
-        let rho = self.rho * longer * (1.0 + GRAM_ROUNDING);
-        let rho = if rho.is_nan() { f64::INFINITY } else { rho };
-        CodeError { total: sum(self.total, total), each: sum(self.each, each), rho, slope }
-    }
-
     /// A lower bound of the real mass of a set: its keys together, or each alone.
     pub(crate) fn mass_lower_of_few(&self, sums: &Sums) -> f64 {
         let alone = (-self.rho - self.each).exp() * sums.lower * (1.0 - GRAM_ROUNDING);
@@ -339,13 +326,7 @@ impl CodeError {
         if bound > 0.0 { bound } else { 0.0 }
     }
 
-    /// Returns a bound on the distance of a single score from that of its code.
-    #[cfg(test)]
-    pub(crate) fn reach(&self) -> f64 {
-        (self.each + self.rho) * (1.0 + GRAM_ROUNDING)
-    }
-
-    /// The same for a code that loses a vector of at most that norm.
+    /// Returns a bound on the distance of a single score from that of its code, which loses a vector of at most that norm.
     pub(crate) fn reach_of(&self, radius: f64) -> f64 {
         // A product of 0 and an infinity is no bound.
         (self.each.min(self.slope * radius) + self.rho) * (1.0 + GRAM_ROUNDING)

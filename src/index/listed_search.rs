@@ -1,11 +1,11 @@
 //! A row's threshold among the keys that were listed for it.
 
 use super::gram::{CodeError, FLUSH, Sums};
-use super::threshold_search::{DENSE, NOTHING, SUM_ROUNDING, ThresholdSearch, weight};
+use super::threshold_search::{DENSE, SUM_ROUNDING, ThresholdSearch, weight};
 use super::threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState, merged};
 use crate::error::Error;
 use crate::kernels::{Above, EDGES, Element, Exp, LANES, Picked, Positions, Simd};
-use crate::numerics::certified_sums::{SplitSums, exp};
+use crate::numerics::certified_sums::exp;
 use crate::runtime::memory::room;
 
 /// Share of the budget at which the search for a threshold stops.
@@ -156,25 +156,6 @@ impl ListedSearch<'_> {
     }
 }
 
-impl Cut {
-    /// The tail mass that it leaves at most, where the largest score of the list is `largest` and codes lack `offset`, if `kept`
-    /// keys weigh `head` relative to a score of `top`, all in nats, within `slack` of it, relatively.
-    pub(crate) fn tail_upper(
-        &self,
-        (largest, offset): (f32, f64),
-        (top, head, kept): (f64, f64, usize),
-        slack: f64,
-    ) -> f64 {
-        let largest = f64::from(largest);
-        // Where both are far from zero, what is between them is known less well.
-        let slip = 4.0 * f64::EPSILON * (largest.abs() + offset.abs() + top.abs());
-        let moved = exp(largest + offset - top) * (1.0 + SUM_ROUNDING);
-        let tail = self.upper * moved.max(NOTHING);
-        let split = SplitSums { tail, dropped: self.below, head, kept };
-        split.upper(slack + 2.0 * slip + SUM_ROUNDING, NOTHING)
-    }
-}
-
 impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
     /// The state of a row whose list is there, if it can be searched in it.
     pub(crate) fn begin_above(&self, scratch: &mut QueryScratch) -> Option<ThresholdState> {
@@ -241,76 +222,5 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
             return Ok(Step::Dense { flat: true });
         }
         Ok(Step::Score(Chosen { kept: merged(listed, uncoded), cut }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::index::codes::Codes;
-    use crate::index::made::normal;
-    use crate::index::query::Query;
-    use crate::kernels::Keys;
-
-    /// Keys, some of which have no code, and some of which lie together.
-    fn keys(n: usize, dim: usize, kind: usize) -> Vec<f32> {
-        let mut data = normal(n * dim, 7 + kind as u64);
-        for (i, key) in data.chunks_exact_mut(dim).enumerate() {
-            match kind {
-                1 if i % 97 == 5 => key.iter_mut().for_each(|entry| *entry *= 40.0),
-                2 => key.iter_mut().for_each(|entry| *entry = 3.0 + *entry / 4.0),
-                3 if i % 3 == 0 => key[0] += 9.0,
-                _ => {}
-            }
-        }
-        data
-    }
-
-    /// The quantization errors of keys and of a query are within their bounds, per key and jointly, and the bounds are tight.
-    #[test]
-    fn what_bytes_of_a_query_lose() {
-        let simd = Simd::current().unwrap();
-        let mut nearest = [0.0f64; 2];
-        for (n, dim, kind) in [(300, 16, 0), (500, 64, 0), (400, 40, 3), (300, 128, 2)] {
-            let data = keys(n, dim, kind);
-            let stored = Keys::new(&data[..], dim, dim);
-            for rotate in [false, true] {
-                let mut codes = Codes::new(dim, stored, n, Some(rotate));
-                let room = codes.make_room(n, 1).unwrap();
-                codes.append(simd, stored, (n, room), 1).unwrap();
-                let moments = codes.moments(simd).unwrap();
-                for seed in 1..30 {
-                    let mut query: Vec<f64> =
-                        normal(dim, 50 + seed).iter().map(|&x| f64::from(x)).collect();
-                    if seed % 3 == 0 {
-                        // Beside it the others are a few units.
-                        query[seed as usize % dim] = 40.0;
-                    }
-                    let scale = 0.3;
-                    let prepared = codes.prepare_in_bytes(simd, &query, scale, &moments);
-                    let doubt = Query::new(&query, scale, f64::from(codes.largest())).error;
-                    let mut scores = vec![0.0; n.next_multiple_of(LANES)];
-                    let queries = [prepared.coarse_bytes()];
-                    for (lines, scales, first) in codes.pieces(n.div_ceil(LANES), usize::MAX) {
-                        let to = &mut scores[first..first + scales.len()];
-                        simd.scan_codes(lines, scales, queries, [to]);
-                    }
-                    let mut squares = 0.0;
-                    let error = &prepared.code_error;
-                    for (row, score) in data.chunks_exact(dim).zip(&scores) {
-                        let product: f64 =
-                            row.iter().zip(&query).map(|(k, q)| f64::from(*k) * q).sum();
-                        let off =
-                            (product * scale - prepared.offset - f64::from(*score)).abs() - doubt;
-                        assert!(off <= error.each + error.rho, "{dim} {kind} {off}");
-                        nearest[0] = nearest[0].max(off / (error.each + error.rho));
-                        squares += (off - error.rho).max(0.0).powi(2);
-                    }
-                    assert!(squares.sqrt() <= error.total, "{dim} {kind}");
-                    nearest[1] = nearest[1].max(squares.sqrt() / error.total);
-                }
-            }
-        }
-        assert!(nearest[0] > 0.2 && nearest[1] > 0.6, "{nearest:?}");
     }
 }

@@ -6,10 +6,10 @@
 
 use super::codes::{Codes, SEGMENT};
 use super::gram::CodeError;
-use super::prepared::{Numbers, Prepared};
+use super::prepared::Prepared;
 use super::query::RowVisibility;
 use crate::error::Error;
-use crate::kernels::{Above, EDGES, Exp, LANES, LINE, Passing, SPLIT_KEYS, STEP, Simd};
+use crate::kernels::{Above, Coarse, EDGES, Exp, LANES, LINE, Passing, SPLIT_KEYS, STEP, Simd};
 use crate::runtime::held::Held;
 use crate::runtime::memory::room;
 use crate::runtime::scratch::with_scratch;
@@ -34,7 +34,7 @@ const ENOUGH: usize = 4;
 
 /// A row of a panel: its query, the keys before a position that it sees, what it may lose, and where its list goes.
 pub(crate) struct PanelRow<'a> {
-    pub(crate) numbers: Numbers<'a>,
+    pub(crate) numbers: Coarse<'a>,
     pub(crate) prefix: usize,
     pub(crate) eps: f64,
     pub(crate) above: &'a mut Above,
@@ -148,9 +148,7 @@ impl Codes<'_> {
         let least = rows.iter().map(|row| row.prefix).min().unwrap_or(0);
         let longest = rows.iter().map(|row| row.prefix).max().unwrap_or(0).min(self.len());
         let groups = least / LANES;
-        let queries = rows.each_ref().map(|row| row.numbers.words);
-        let in_bytes = rows.each_ref().map(|row| row.numbers.bytes);
-        let bytes = in_bytes.iter().all(|query| !query.steps.is_empty());
+        let queries = rows.each_ref().map(|row| row.numbers);
         let prefixes = rows.each_ref().map(|row| row.prefix);
         let mut samples = [[0.0f32; SAMPLE * LANES]; Q];
         let mut to = rows.map(|row| (row.above, row.eps));
@@ -159,11 +157,7 @@ impl Codes<'_> {
         for i in (0..SAMPLE).filter(|_| !again) {
             let (lines, scales) = self.group(i * groups / SAMPLE);
             let to = samples.each_mut().map(|sample| &mut sample[i * LANES..][..LANES]);
-            if bytes {
-                simd.scan_codes(lines, scales, in_bytes, to);
-            } else {
-                simd.scan_codes(lines, scales, queries, to);
-            }
+            simd.scan_codes(lines, scales, queries, to);
         }
         for ((above, eps), sample) in to.iter_mut().zip(&samples) {
             let edges = if again {
@@ -189,12 +183,10 @@ impl Codes<'_> {
             for (i, (lines, scales)) in pieces.enumerate() {
                 let to = to.each_mut().map(|above| &mut **above);
                 let piece = (lines, scales, first + i * SPLIT_KEYS);
-                if bytes {
-                    simd.split_codes::<_, Q, 4>(piece, in_bytes, prefixes, passing, to);
-                } else if Q == 1 {
-                    simd.split_codes::<_, Q, 8>(piece, queries, prefixes, passing, to);
+                if Q == 1 {
+                    simd.split_codes::<Q, 8>(piece, queries, prefixes, passing, to);
                 } else {
-                    simd.split_codes::<_, Q, 2>(piece, queries, prefixes, passing, to);
+                    simd.split_codes::<Q, 2>(piece, queries, prefixes, passing, to);
                 }
             }
         };

@@ -1,9 +1,8 @@
 //! A query in the frame of codes, with what its own codes lose.
 
 use super::frame::OwnFrame;
-use super::gram::{CodeError, Gram, norm};
-use super::moments::Moments;
-use crate::kernels::{BIAS, Bytes, Coarse, STEP, Simd, Step};
+use super::gram::{CodeError, Gram};
+use crate::kernels::{BIAS, Coarse, STEP, Simd, Step};
 use crate::numerics::certified_sums::Compensated;
 use crate::runtime::reused::Reused;
 
@@ -23,27 +22,10 @@ fn whole(number: f64) -> f64 {
     (number + SHIFT) - SHIFT
 }
 
-/// A quotient, and nothing of nothing.
-pub(super) fn ratio(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole * (1.0 + 1e-12) } else { 0.0 }
-}
-
-/// The largest number of a query in bytes.
-const TOP_OF_BYTES: f64 = 127.0;
-
-/// A query's numbers, of either kind; one of them may be none.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Numbers<'a> {
-    pub(super) words: Coarse<'a, Step>,
-    pub(super) bytes: Coarse<'a, Bytes>,
-}
-
 /// A query as codes are scored with, and what the scores are worth.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
-    /// Its numbers, in sixteen bits or in eight.
     pub(super) steps: Reused<Step>,
-    pub(super) bytes: Reused<Bytes>,
     pub(super) correction: i32,
     pub(super) factor: f32,
     pub(crate) code_error: CodeError,
@@ -93,71 +75,11 @@ impl Prepared {
         };
         Prepared {
             steps: padded.as_chunks::<STEP>().0.iter().map(|four| Step::new(*four)).collect(),
-            bytes: Reused::with_hint(0),
             correction,
             factor: computed,
             code_error,
             offset: scale * offset,
         }
-    }
-
-    /// The same in eight bits. What they leave out is more, but a form like that of what codes lose bounds all keys' errors by it together:
-    /// `moments` are the sums of outer products of the codes themselves.
-    pub(super) fn in_bytes(
-        simd: Simd,
-        query: &[f64],
-        scale: f64,
-        frame: &OwnFrame<'_>,
-        (gram, moments): (&Gram<'_>, &Moments),
-    ) -> Self {
-        let dim = query.len();
-        let (moved, size) = frame.query(query);
-        let factor = scale / size;
-        let top = moved.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
-        let sum: f64 = moved.iter().map(|entry| entry.abs()).sum();
-        let unit = (top / TOP_OF_BYTES).max(f64::MIN_POSITIVE);
-        let (inverse, mut total) = (1.0 / unit, 0);
-        let mut bytes: Reused<Bytes> = Reused::with_hint(dim.div_ceil(STEP));
-        let mut rest: Reused<f64> = Reused::with_hint(dim);
-        for four in moved.chunks(STEP) {
-            let mut numbers = [0i8; STEP];
-            for (number, entry) in numbers.iter_mut().zip(four) {
-                let nearest = whole(entry * inverse).clamp(-TOP_OF_BYTES, TOP_OF_BYTES);
-                rest.push(entry - unit * nearest);
-                *number = nearest as i8;
-                total += i32::from(*number);
-            }
-            bytes.push(numbers);
-        }
-        let products = query.iter().zip(&*frame.mean).map(|(q, m)| q * f64::from(*m));
-        let offset = products.collect::<Compensated>().value();
-        let computed = (factor * unit) as f32;
-        let slip = (f64::from(computed) - factor * unit).abs() / unit + factor.abs() * 1e-15;
-        let code_error = if top == 0.0 || SQUARED.contains(&top) {
-            // Each entry of the rest may be off by a rounding of what it was taken from.
-            let unresolved = sum * (1.0 + 1e-9) * 1e-15;
-            gram.code_error(simd, &moved, unresolved, (factor, slip), frame.moves())
-                .and(moments.along(simd, &rest, factor), 1.0 + ratio(norm(&rest), norm(&moved)))
-        } else {
-            CodeError::NOTHING
-        };
-        Prepared {
-            steps: Reused::with_hint(0),
-            bytes,
-            correction: -i32::from(BIAS) * total,
-            factor: computed,
-            code_error,
-            offset: scale * offset,
-        }
-    }
-
-    pub(crate) fn coarse_bytes(&self) -> Coarse<'_, Bytes> {
-        Coarse { steps: &self.bytes, correction: self.correction, factor: self.factor }
-    }
-
-    /// Its numbers.
-    pub(crate) fn numbers(&self) -> Numbers<'_> {
-        Numbers { words: self.coarse(), bytes: self.coarse_bytes() }
     }
 
     pub(crate) fn coarse(&self) -> Coarse<'_> {

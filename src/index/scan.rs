@@ -1,24 +1,12 @@
 //! Scores of all keys by their codes.
 
 use super::codes::{Codes, SEGMENT};
-use super::moments::Moments;
 use super::prepared::Prepared;
 use crate::error::Error;
 use crate::kernels::{Coarse, LANES, Simd};
 use crate::runtime::threads;
 
 impl Codes<'_> {
-    /// A query in bytes, with the moments of these codes.
-    pub(crate) fn prepare_in_bytes(
-        &self,
-        simd: Simd,
-        query: &[f64],
-        scale: f64,
-        moments: &Moments,
-    ) -> Prepared {
-        Prepared::in_bytes(simd, query, scale, self.frame(), (self.gram(), moments))
-    }
-
     /// A query as codes are scored with; `scale` multiplies all products.
     pub(crate) fn prepare(&self, simd: Simd, query: &[f64], scale: f64) -> Prepared {
         Prepared::new(simd, query, scale, self.frame(), self.gram())

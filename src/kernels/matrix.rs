@@ -84,6 +84,14 @@ impl<'a, E: Element> Keys<'a, E> {
         L::prefetch_far(start.wrapping_add(bytes - 1));
     }
 
+    /// Prefetches a row if it is there.
+    #[inline(always)]
+    pub(super) unsafe fn ask_for<L: Level>(&self, at: usize) {
+        if at < self.count {
+            self.fetch::<L>(at);
+        }
+    }
+
     /// Returns consecutive rows in place, if they are f32.
     pub(super) fn lend(&self, from: usize, count: usize) -> Option<Lent<'a>>
     where

@@ -34,14 +34,15 @@ mod tests;
 mod weights;
 
 pub(crate) use attention::BESIDE;
-pub(crate) use attention::{BlockMask, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
+pub(crate) use attention::{
+    BlockMask, BlockScratch, Cutting, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows, Precise,
+    WeightScratch,
+};
 pub(crate) use attention::{CodedSums, LIGHTEST, WeightSums};
 pub(crate) use attention::{DEPTH, Queries, SIDE};
 pub(crate) use below::Below;
 pub(crate) use edges::EDGES;
-pub(crate) use index::{
-    Above, BIAS, Bytes, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_KEYS,
-};
+pub(crate) use index::{Above, BIAS, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_KEYS};
 #[cfg(test)]
 pub(crate) use isa::Doubled;
 pub(crate) use isa::{Element, InDouble, LANES, LINE, STEP, Scalar, Step};

@@ -9,9 +9,11 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::isa::{Amx, granted};
 #[cfg(target_arch = "x86_64")]
 use super::isa::{Avx2, Avx512, Vnni};
-use super::isa::{ByteDots, Level, Portable};
+use super::isa::{ByteDots, Level, Portable, Tiles};
 #[cfg(target_arch = "aarch64")]
 use super::isa::{Dots, Neon};
 use crate::error::Error;
@@ -29,6 +31,9 @@ enum LevelKind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX-512, and products of matrices by AMX.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx,
     #[cfg(target_arch = "aarch64")]
     Neon,
 }
@@ -81,6 +86,8 @@ impl Simd {
             LevelKind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             LevelKind::Avx512 => "avx512",
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            LevelKind::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
             LevelKind::Neon => "neon",
         }
@@ -106,6 +113,10 @@ impl Simd {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                 {
+                    #[cfg(target_os = "linux")]
+                    if granted() {
+                        levels.push(("amx", Simd(LevelKind::Amx)));
+                    }
                     levels.push(("avx512", Simd(LevelKind::Avx512)));
                 }
                 if basic && is_x86_feature_detected!("f16c") {
@@ -134,7 +145,7 @@ impl Simd {
         let level = name.to_owned();
         match Self::all().iter().find(|l| l.0 == name) {
             Some(found) => Ok(found.1),
-            None if ["avx2", "avx512", "neon"].contains(&name) => {
+            None if ["amx", "avx2", "avx512", "neon"].contains(&name) => {
                 Err(Error::Level { level, problem: "cannot run here" })
             }
             None => Err(Error::Level { level, problem: "is not known" }),
@@ -157,6 +168,13 @@ pub(super) trait BytePass<Output = ()> {
     unsafe fn run<B: ByteDots>(self) -> Output;
 }
 
+/// The same over tiles, for any unit that multiplies them.
+pub(super) trait TilePass<Output = ()> {
+    /// # Safety
+    /// The CPU must have the unit of `T`.
+    unsafe fn run<T: Tiles>(self) -> Output;
+}
+
 /// Declares the entry of passes to a level: a function compiled with its features, into which they are inlined.
 macro_rules! entry {
     ($name:ident, $kind:ident, $level:ty $(, $features:literal)?) => {
@@ -169,6 +187,9 @@ macro_rules! entry {
 
 entry!(portable, Pass, Portable);
 entry!(portable_bytes, BytePass, Portable);
+entry!(portable_tiles, TilePass, Portable);
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+entry!(amx_tiles, TilePass, Amx, "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt,bmi1,bmi2");
 #[cfg(all(target_arch = "x86_64", feature = "portable-fma"))]
 entry!(portable_fma, Pass, Portable, "avx2,fma,popcnt,bmi1,bmi2");
 #[cfg(all(target_arch = "x86_64", feature = "portable-fma"))]
@@ -217,8 +238,27 @@ impl Simd {
                 LevelKind::Avx2 => avx2(pass),
                 #[cfg(target_arch = "x86_64")]
                 LevelKind::Avx512 => avx512(pass),
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                LevelKind::Amx => avx512(pass),
                 #[cfg(target_arch = "aarch64")]
                 LevelKind::Neon => neon(pass),
+            }
+        }
+    }
+
+    /// Returns `true` if the CPU multiplies tiles of bf16 faster than f32.
+    pub(super) fn has_tiles(self) -> bool {
+        self.name() == "amx"
+    }
+
+    /// Runs a pass over tiles.
+    pub(super) fn run_tiles<T, P: TilePass<T>>(self, pass: P) -> T {
+        // SAFETY: as above.
+        unsafe {
+            match self.0 {
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                LevelKind::Amx => amx_tiles(pass),
+                _ => portable_tiles(pass),
             }
         }
     }
@@ -235,6 +275,9 @@ impl Simd {
                 LevelKind::Avx2 => avx2_bytes(pass),
                 #[cfg(target_arch = "x86_64")]
                 LevelKind::Avx512 if is_x86_feature_detected!("avx512vnni") => vnni_bytes(pass),
+                // Every CPU with AMX has it.
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                LevelKind::Amx => vnni_bytes(pass),
                 #[cfg(target_arch = "x86_64")]
                 LevelKind::Avx512 => avx512_bytes(pass),
                 #[cfg(target_arch = "aarch64")]

@@ -164,15 +164,44 @@ def test_same_bits_for_all_threads_and_levels() -> None:
     mask[..., :640] = False
     options = ({"eps": 0.02}, {"eps": 0.0}, {"out_tol": 0.05}, {"eps": 0.0, "mask": mask})
     answers = []
-    for _ in each_level():
+    for level in each_level():
         for threads in (1, 2, 3):
             for lent in (None, index):
                 for option in options:
                     r = ck.attention(q, k, v, index=lent, threads=threads, causal=True, **option)
-                    fields = (r.out, r.tail_mass_upper, r.error_bound, r.k, r.scored, r.rung)
-                    answers.append(b"".join(field.tobytes() for field in fields))
+                    fields = [r.tail_mass_upper, r.k, r.scored, r.rung]
+                    # Many rows together have other last bits there.
+                    fields += [] if level == "amx" else [r.out, r.error_bound]
+                    answers.append([field.tobytes() for field in fields])
     assert len(answers) >= 24
-    assert all(answer == answers[at % 8] for at, answer in enumerate(answers))
+    for at, answer in enumerate(answers):
+        assert answer == answers[at % 8][: len(answer)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_rows_together_have_the_same_certificates_at_all_levels(dtype: str) -> None:
+    """Weights and values of eight bits, where the budget allows them, and all bits elsewhere."""
+    rng = np.random.default_rng(14)
+    q, k, v = made(rng, dtype, (4, 70, 33), 700, 33, 41, 2)
+    q[1] *= np.asarray(4, q.dtype)
+    eps = rng.choice([0.0, 1e-4, 0.01, 0.3], (4, 70))
+    sinks = np.array([0.3, -np.inf, 5.0, -800.0])
+    sight: dict[str, Any] = {"causal": True}
+    real = real_attention(q, k, v, sight, None, sinks)
+    answers, outputs = set(), set()
+    for level in each_level():
+        for threads in (1, 3):
+            r = ck.attention(q, k, v, eps, sinks=sinks, threads=threads, **sight)
+            check(r, real, eps)
+            fields = (r.tail_mass_upper, r.k, r.scored, r.rung)
+            answers.add(b"".join(field.tobytes() for field in fields))
+            outputs.add((level == "amx", np.asarray(r.out).tobytes()))
+    assert len(answers) == 1
+    assert len(outputs) <= 2
+    assert (r.k == real.seen.sum(axis=-1)).all()
+    assert (r.tail_mass_upper[eps <= 1e-4] == 0).all()
+    short = r.tail_mass_upper[eps == 0.3]
+    assert ((short > 1e-3) & (short < 0.02)).mean() > 0.9
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -431,12 +460,13 @@ def test_a_sink_shrinks_the_output_and_the_tail_by_its_share() -> None:
 
 def test_sums_of_weights_in_f32_are_paid_for_where_values_are_far_from_zero() -> None:
     """Sixteen heavy keys, 240 that f32 loses when it adds them, and equal values: an error of the
-    sum of weights moves the output by its length, however small the ball of the values is."""
-    n, d, m, eps = 16_384, 16, 64, 0.5
-    value = np.float32(1.7789679)
+    sum of weights moves the output by its length, however small the ball of the values is. With
+    numbers in eight bits the values themselves do."""
+    n, d, m = 16_384, 16, 64
+    value = np.float32(1 + 0.99 / 256)
     rng = np.random.default_rng(0)
     worst = 0.0
-    for far, size in ((-14, 50), (-10, 200), (-9, 1e4)):
+    for far, size, eps in ((-14, 50, 0.5), (-10, 200, 1e-4), (-9, 1e4, 1e-4)):
         k = np.zeros((n, d), np.float32)
         q = np.zeros((m, d), np.float32)
         q[:, 0] = 1
@@ -450,7 +480,8 @@ def test_sums_of_weights_in_f32_are_paid_for_where_values_are_far_from_zero() ->
         off = np.linalg.norm(found.out - float(value), axis=1)
         assert (off <= found.error_bound).all()
         worst = max(worst, float((off / found.error_bound).max()))
-    assert worst > 0.4
+        if found.tail_mass_upper.any() and ck.simd_level() == "amx":
+            assert worst > 0.9
 
 
 @pytest.mark.parametrize("offset", [1e2, 1e4, 1e6, 1e8])
@@ -520,12 +551,13 @@ def test_the_mass_beside_a_sink_far_above(sink: float) -> None:
     rng = np.random.default_rng(9)
     q, k, v = (rng.standard_normal((1, n, 16)).astype(np.float32) for n in (20, 700, 700))
     index = ck.KeyIndex.build(k)
-    for rows, beside in ((q[:, :1], index), (q[:, :1], None), (q, index), (q, None)):
-        found = ck.attention(rows, k, v, 0.1, index=beside, sinks=np.array([sink]))
+    cases = ((q[:, :1], index, 0.1), (q[:, :1], None, 0.1), (q, index, 1e-4), (q, None, 0.1))
+    for rows, beside, eps in cases:
+        found = ck.attention(rows, k, v, eps, index=beside, sinks=np.array([sink]))
         # ln(e^sink + what keys weigh) exceeds the sink by less than it can say.
         assert (found.log_mass_lower <= sink).all()
         assert (found.log_mass_upper >= sink).all()
         width = found.log_mass_upper - found.log_mass_lower
-        # Scores in f32 are known to 1e-4 nats, and a sink of 1e9 to 1e-6.
-        assert (width <= 2e-4).all()
+        # Scores in f32 are known to 1e-4 nats, and a sink of 1e9 to 1e-6; short weights to 1/256.
+        assert (width <= (1e-2 if beside is None and rows is q else 2e-4)).all()
         assert np.abs(found.out).max() <= 1e-200

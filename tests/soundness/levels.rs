@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use certk_rs::force_simd_level;
 
 /// The names that there are; a processor may lack some.
-const LEVELS: [&str; 4] = ["portable", "avx2", "avx512", "neon"];
+const LEVELS: [&str; 5] = ["portable", "avx2", "avx512", "amx", "neon"];
 
 /// Waits until nobody else forces a level.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {

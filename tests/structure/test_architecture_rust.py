@@ -59,7 +59,7 @@ CLOSING_CIRCLES = [
 # No file of ours is longer.
 LONGEST = 600
 # How a level is named, and by whom.
-NAMES_OF_LEVELS = re.compile(r"\b(?:Portable|Avx2|Avx512|Vnni|Neon|avx2|avx512|neon)\b")
+NAMES_OF_LEVELS = re.compile(r"\b(?:Portable|Avx2|Avx512|Vnni|Amx|Neon|amx|avx2|avx512|neon)\b")
 CRATE = Crate(RUST)
 MODULE = Crate(BINDINGS)
 

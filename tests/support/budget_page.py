@@ -28,11 +28,12 @@ with ctx.workprec(BITS):
     KNOWN: Values = {"u": arb(2) ** -24, "v": arb(2) ** -53, "ln2": arb(2).log()}
 # Constants that one file takes from another, under the name that it has there.
 ELSEWHERE = {
-    "PANEL_KEYS": ("src/kernels/attention/tile.rs", "BLOCK"),
+    "PANEL_KEYS": ("src/kernels/attention/weighed.rs", "BLOCK"),
     "PANEL_RUN": ("src/kernels/attention/tile.rs", "RUN"),
     "LANES": ("src/kernels/isa/lanes.rs", "LANES"),
     "CHUNK": ("src/numerics/certified_sums.rs", "CHUNK"),
-    "U": ("src/attention/tile.rs", "U"),
+    "U": ("src/attention/f32_error.rs", "U"),
+    "WEIGHT": ("src/attention/f32_error.rs", "WEIGHT"),
     "GRAM_ROUNDING": ("src/index/gram.rs", "GRAM_ROUNDING"),
 }
 # What a file calls a variable of the page.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import certk_rs as ck
 from certk_rs import _native
 
-LEVELS = ("portable", "avx2", "avx512", "neon")
+LEVELS = ("portable", "avx2", "avx512", "amx", "neon")
 
 
 def each_level() -> Iterator[str]:

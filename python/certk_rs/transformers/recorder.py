@@ -147,7 +147,7 @@ class Recorder:
                 "No certified attention ran inside: switch the model over by "
                 "certk_rs.transformers.use(model, eps=...), and run it in this thread."
             ]
-        if all(each.spared and each.kept == each.rows and not each.upper for each in sums):
+        if all(each.spared and each.kept == each.scored == each.rows for each in sums):
             return [
                 "Nothing was dropped: in prefill, in encoders and without an index all keys are "
                 "computed where that is faster. To drop what the budget allows all the same: "

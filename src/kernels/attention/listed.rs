@@ -7,8 +7,6 @@ use crate::kernels::isa::{Element, LANES, Lanes, Level};
 use crate::kernels::matrix::{AHEAD, Keys};
 use crate::kernels::simd::{Pass, Simd};
 
-/// Rows prefetched at once: more would evict each other.
-const AT_ONCE: usize = 64;
 /// Keys with sums in registers at a time.
 const BESIDE: usize = 4;
 
@@ -57,26 +55,7 @@ impl<E: Element<Scalar = f32>> Pass for Scores<'_, E> {
     }
 }
 
-struct Fetch<'a, E> {
-    keys: Keys<'a, E>,
-    list: &'a [u32],
-}
-
-impl<E: Element> Pass for Fetch<'_, E> {
-    #[inline(always)]
-    unsafe fn run<L: Level>(self) {
-        for &row in self.list {
-            self.keys.fetch::<L>(row as usize);
-        }
-    }
-}
-
 impl Simd {
-    /// Prefetches the first rows of a list.
-    pub(crate) fn fetch_listed<E: Element>(self, keys: Keys<'_, E>, list: &[u32]) {
-        self.run(Fetch { keys, list: &list[..list.len().min(AT_ONCE)] });
-    }
-
     /// Computes the products of a query, in whole groups, with listed keys, times a scale, as many as there are places.
     /// Each sum is `width / 16` fused terms deep, then a tree over sixteen lanes; the scale is one more rounding.
     pub(crate) fn scores_listed<E: Element<Scalar = f32>>(

@@ -6,14 +6,16 @@ mod dot;
 mod listed;
 mod matmul;
 mod narrow;
+mod pieces;
 mod shared;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod weighed;
 
 pub(crate) use coded::{CodedSums, LIGHTEST, WeightSums};
 pub(crate) use matmul::{DEPTH, Queries, SIDE};
 pub(crate) use narrow::BESIDE;
-pub(crate) use tile::{
-    BLOCK as PANEL_KEYS, BlockMask, ROWS as PANEL_ROWS, RUN as PANEL_RUN, Rows as PanelRows,
-};
+pub(crate) use pieces::Cutting;
+pub(crate) use tile::{BlockScratch, Precise, RUN as PANEL_RUN, Rows as PanelRows, WeightScratch};
+pub(crate) use weighed::{BLOCK as PANEL_KEYS, BlockMask, ROWS as PANEL_ROWS};

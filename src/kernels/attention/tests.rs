@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 
-use super::tile::{BLOCK, BlockMask, Rows};
+use super::Cutting;
+use super::tile::{BlockScratch, Precise, Rows, WeightScratch};
+use super::weighed::{BLOCK, BlockMask};
 use crate::kernels::{Element, Keys, LANES, Picked, Simd};
 
 /// Numbers of many sizes, the same at every run.
@@ -123,8 +125,6 @@ fn scores_of_listed_keys_have_the_same_bits_and_are_near() {
         let told = |simd: Simd| {
             let (mut a, mut b) = (vec![0.0; list.len()], vec![0.0; list.len() - 1]);
             let by = (&query[..], 0.37);
-            // It asks for lines and changes nothing.
-            simd.fetch_listed(Keys::new(&stored, stride, dim), &list);
             simd.scores_listed(Keys::new(&stored, stride, dim), &list, by, &mut a);
             simd.scores_listed(Keys::new(&halves, stride, dim), &list, by, &mut b);
             // Side by side each is what it is alone.
@@ -158,31 +158,110 @@ fn scores_of_listed_keys_have_the_same_bits_and_are_near() {
     }
 }
 
+/// Attends to a whole block and a part of one, of which rows see parts, and returns each row's largest score, sum of
+/// weights and sums of values.
+fn tile(
+    simd: Simd,
+    (queries, keys, values): (&[f64], &[f32], &[f32]),
+    (dim, width): (usize, usize),
+    cutting: Option<Cutting>,
+) -> Vec<(f64, f64, Vec<f64>)> {
+    let mut rows = Rows::new(queries.chunks(dim), (dim, width), SCALE, cutting);
+    let (mut of_block, mut of_weights) = (BlockScratch::default(), WeightScratch::default());
+    for (from, count) in BLOCKS {
+        let ends: [f32; super::PANEL_ROWS] = std::array::from_fn(|row| end(row) as f32);
+        let each = vec![1.0; count * super::PANEL_ROWS];
+        let mask = if from > 0 { BlockMask::First(&ends) } else { BlockMask::Each(&each) };
+        let (keys, values) = (Keys::new(keys, width, dim), Keys::new(values, width, width));
+        let block = simd.block(keys, values, (from, count), cutting, &mut of_block);
+        simd.attend(&mut rows, block, mask, &mut of_weights);
+    }
+    (0..queries.len() / dim)
+        .map(|row| {
+            let mut sums = Vec::new();
+            let (top, total) = rows.row(row, &mut sums);
+            (top, total, sums)
+        })
+        .collect()
+}
+
+const SCALE: f32 = 0.37;
+const BLOCKS: [(usize, usize); 2] = [(0, BLOCK), (BLOCK, 37)];
+
+/// Returns the number of keys of the second block that a row sees.
+fn end(row: usize) -> usize {
+    row % 37
+}
+
 #[test]
-fn tiles_have_the_same_bits() {
+fn tiles_have_the_same_bits_and_are_near_in_every_cutting() {
     let levels = Simd::all();
-    for (rows, dim) in [(1, 3), (16, 32), (17, 70), (64, 96)] {
-        let queries = entries(rows * dim, 4);
+    let pieces = |entries, weights| Some(Cutting { entries, weights });
+    for (rows, dim) in [(1, 3_usize), (16, 32), (17, 70), (40, 33), (64, 96)] {
         let width = dim.next_multiple_of(LANES);
-        let stored = |seed| -> Vec<f32> {
-            entries(BLOCK * width, seed).into_iter().map(|entry| entry as f32).collect()
-        };
-        let (keys, values) = (stored(5), stored(6));
-        let ends: Vec<f32> = (0..super::PANEL_ROWS).map(|row| (row % 37) as f32).collect();
-        let told = |simd: Simd| {
-            let mut found = Rows::new(queries.chunks(dim), (dim, width), 0.37);
-            for (count, first) in [(BLOCK, false), (37, true)] {
-                let lend = |data| Keys::new(data, width, width).lend(0, count).unwrap();
-                let each = vec![1.0; count * super::PANEL_ROWS];
-                let ends = ends.as_slice().try_into().unwrap();
-                let mask = if first { BlockMask::First(ends) } else { BlockMask::Each(&each) };
-                simd.attend(&mut found, lend(&keys), lend(&values), count, mask);
+        for cutting in [None, pieces(2, 1), pieces(1, 2), pieces(1, 1)] {
+            let stored_short = cutting.is_some_and(|cutting| cutting.entries == 1);
+            let round = |entry: f64| {
+                let entry = entry as f32;
+                if stored_short { bf16::from_f32(entry).to_f32() } else { entry }
+            };
+            let made = |count, seed| entries(count, seed).into_iter().map(round);
+            let queries: Vec<f64> = made(rows * dim, 4).map(f64::from).collect();
+            let keys: Vec<f32> = made(2 * BLOCK * width, 5).collect();
+            let values: Vec<f32> = made(2 * BLOCK * width, 6).collect();
+            let given = (&queries[..], &keys[..], &values[..]);
+            let want = tile(levels[levels.len() - 1].1, given, (dim, width), cutting);
+            for (name, level) in levels {
+                let found = tile(*level, given, (dim, width), cutting);
+                assert!(found == want, "{name} {rows} {dim} {cutting:?}");
             }
-            format!("{found:?}")
-        };
-        let want = told(levels[levels.len() - 1].1);
-        for (name, level) in levels {
-            assert!(told(*level) == want, "{name} {rows} {dim}");
+            let off = match cutting {
+                // Scores are at most 100; weights and values have eight bits or more.
+                Some(Cutting { weights: 1, .. }) => 1.1 / 128.0,
+                _ => 5e-5,
+            };
+            for (row, (top, total, sums)) in want.into_iter().enumerate() {
+                let query = &queries[row * dim..][..dim];
+                let seen = BLOCK + end(row);
+                let (mut all, mut real, mut size) = (0.0, vec![0.0; width], vec![0.0; width]);
+                for (key, value) in keys.chunks(width).zip(values.chunks(width)).take(seen) {
+                    let product = key.iter().zip(query).map(|(&k, q)| f64::from(k) * q);
+                    let weight = (product.sum::<f64>() * f64::from(SCALE) - top).exp();
+                    all += weight;
+                    for (j, &entry) in value.iter().enumerate() {
+                        real[j] += weight * f64::from(entry);
+                        size[j] += weight * f64::from(entry.abs());
+                    }
+                }
+                assert!((total - all).abs() <= all * off, "{cutting:?} {total} {all}");
+                for ((sum, real), size) in sums.iter().zip(real).zip(size) {
+                    assert!((sum - real).abs() <= size * off, "{cutting:?} {sum} {real}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_cut_where_the_level_has_tiles() {
+    for &(name, simd) in Simd::all() {
+        for (short, stored_short) in [(false, false), (true, false), (false, true), (true, true)] {
+            let cutting = simd.cutting(Precise { short, stored_short });
+            assert_eq!(cutting.is_some(), name == "amx" && (short || stored_short));
+        }
+    }
+}
+
+#[test]
+fn lent_rows_hold_the_stored_numbers() {
+    let stored: Vec<bf16> = (0..70).map(|i| bf16::from_f32(i as f32)).collect();
+    for &(name, simd) in Simd::all() {
+        let mut scratch = vec![7.0; 3];
+        assert!(simd.lend(Keys::new(&stored, 7, 5), (2, 3), LANES, &mut scratch).holds(3, LANES));
+        for (row, lent) in scratch.chunks(LANES).enumerate() {
+            let first = (row + 2) * 7;
+            assert!(lent[..5].iter().enumerate().all(|(j, &x)| x == (first + j) as f32), "{name}");
+            assert!(lent[5..].iter().all(|&x| x == 0.0), "{name}");
         }
     }
 }

@@ -3,7 +3,6 @@
 mod encode;
 mod form;
 mod outer;
-mod quantize;
 mod scan;
 mod split;
 #[cfg(test)]
@@ -12,5 +11,5 @@ mod tests;
 pub(super) use encode::ROUND;
 pub(crate) use encode::{BIAS, Encoded, Frame};
 pub(crate) use outer::{PANEL, Packed};
-pub(crate) use scan::{Bytes, Coarse};
+pub(crate) use scan::Coarse;
 pub(crate) use split::{Above, Passing, SPLIT_KEYS};

@@ -14,7 +14,7 @@
 
 use half::bf16;
 
-use super::scan::{Coarse, Number};
+use super::scan::Coarse;
 use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, Single, ask_for};
 use crate::kernels::simd::{BytePass, Simd};
 use crate::kernels::weights::DEPTH;
@@ -110,18 +110,18 @@ pub(crate) type Passing<const Q: usize> = [[[f32; LANES]; DEPTH]; Q];
 
 /// Pass over at most [`SPLIT_KEYS`] keys, the first at position `first`. `K` groups of keys at a time have their sums
 /// in registers, if there are enough.
-struct Split<'a, 'b, N, const Q: usize, const K: usize> {
+struct Split<'a, 'b, const Q: usize, const K: usize> {
     lines: &'a [u8],
     scales: &'a [bf16],
     first: usize,
-    queries: [Coarse<'a, N>; Q],
+    queries: [Coarse<'a>; Q],
     /// Each query sees the keys before this position.
     prefixes: [usize; Q],
     passing: &'a mut Passing<Q>,
     to: &'a mut [&'b mut Above; Q],
 }
 
-impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
+impl<const Q: usize, const K: usize> Split<'_, '_, Q, K> {
     /// Scores `G` groups from `group` on.
     #[inline(always)]
     unsafe fn score<B: ByteDots, const G: usize>(&mut self, group: usize) {
@@ -129,7 +129,7 @@ impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
         // `split_codes` has checked that lines and numbers are there.
         let lines = self.lines.as_ptr().add(group * steps * LINE);
         let numbers = self.queries.map(|query| query.steps.as_ptr());
-        let mut products = [[N::zero::<B>(); G]; Q];
+        let mut products = [[B::zero(); G]; Q];
         for s in 0..steps {
             let at: [*const u8; G] = std::array::from_fn(|k| lines.add((k * steps + s) * LINE));
             for line in at {
@@ -138,7 +138,7 @@ impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
             for (products, numbers) in products.iter_mut().zip(numbers) {
                 let number = *numbers.add(s);
                 for (product, line) in products.iter_mut().zip(at) {
-                    *product = N::add::<B>(*product, line, number);
+                    *product = B::add(*product, line, number);
                 }
             }
         }
@@ -150,7 +150,7 @@ impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
         for ((products, query), to) in rows {
             let groups = products.into_iter().zip(scales).zip(&mut to[group..group + G]);
             for ((product, scales), to) in groups {
-                let product = N::plus::<B>(product, query.correction);
+                let product = B::plus(product, query.correction);
                 product.mul(scales).mul(Lanes::splat(query.factor)).store(to.as_mut_ptr());
             }
         }
@@ -207,7 +207,7 @@ impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
     }
 }
 
-impl<N: Number, const Q: usize, const K: usize> BytePass for Split<'_, '_, N, Q, K> {
+impl<const Q: usize, const K: usize> BytePass for Split<'_, '_, Q, K> {
     #[inline(always)]
     unsafe fn run<B: ByteDots>(mut self) {
         let groups = self.scales.len() / LANES;
@@ -230,10 +230,10 @@ impl Simd {
     /// Scores at most [`SPLIT_KEYS`] keys for some queries as [`Simd::scan_codes`] does, and splits them at the edge of
     /// each. Scores below an edge must not exceed its shift. `first` is the position of the first key, and each query
     /// sees those before its prefix.
-    pub(crate) fn split_codes<N: Number, const Q: usize, const K: usize>(
+    pub(crate) fn split_codes<const Q: usize, const K: usize>(
         self,
         (lines, scales, first): (&[u8], &[bf16], usize),
-        queries: [Coarse<'_, N>; Q],
+        queries: [Coarse<'_>; Q],
         prefixes: [usize; Q],
         passing: &mut Passing<Q>,
         mut to: [&mut Above; Q],
@@ -249,6 +249,6 @@ impl Simd {
             assert!(room(to.positions.capacity()) && room(to.scores.capacity()));
         }
         let to = &mut to;
-        self.run_bytes(Split::<N, Q, K> { lines, scales, first, queries, prefixes, passing, to });
+        self.run_bytes(Split::<Q, K> { lines, scales, first, queries, prefixes, passing, to });
     }
 }

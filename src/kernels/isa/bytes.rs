@@ -119,8 +119,6 @@ pub(crate) trait ByteDots: Copy {
     /// Adds to sum i the products of bytes `4 i .. 4 i + 4` of a line and four signed bytes.
     unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; STEP]) -> Self::Short;
     unsafe fn short_sums(sums: Self::Short) -> [i32; LANES];
-    /// Returns the sums plus a number, as f32, each rounded once.
-    unsafe fn short_plus(sums: Self::Short, number: i32) -> <Self::Level as Level>::F32;
 }
 
 impl ByteDots for Portable {
@@ -158,10 +156,6 @@ impl ByteDots for Portable {
     #[inline(always)]
     unsafe fn short_sums(sums: Self::Short) -> [i32; LANES] {
         sums
-    }
-    #[inline(always)]
-    unsafe fn short_plus(sums: Self::Short, number: i32) -> Array<f32> {
-        Self::plus(sums, number)
     }
 }
 
@@ -222,10 +216,6 @@ mod x86 {
             }
             std::array::from_fn(|i| stored[i / 4][i % 4 * 2] + stored[i / 4][i % 4 * 2 + 1])
         }
-        #[inline(always)]
-        unsafe fn short_plus(sums: Self::Short, number: i32) -> avx2::F32 {
-            Self::plus(sums, number)
-        }
     }
 
     impl ByteDots for Avx512 {
@@ -276,10 +266,6 @@ mod x86 {
             }
             std::array::from_fn(|i| stored[i / 8][i % 8 * 2] + stored[i / 8][i % 8 * 2 + 1])
         }
-        #[inline(always)]
-        unsafe fn short_plus(sums: Self::Short, number: i32) -> avx512::F32 {
-            Self::plus(sums, number)
-        }
     }
 
     /// AVX-512 with its instruction for inner products of bytes.
@@ -325,10 +311,6 @@ mod x86 {
             let mut stored = [0; 16];
             _mm512_storeu_si512(stored.as_mut_ptr().cast(), sums);
             stored
-        }
-        #[inline(always)]
-        unsafe fn short_plus(sums: __m512i, number: i32) -> avx512::F32 {
-            avx512::F32(_mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_set1_epi32(number))))
         }
     }
 

@@ -14,6 +14,7 @@ pub(crate) struct Doubled<E>(pub(crate) E);
 impl<E: Element<Scalar = f32>> Element for Doubled<E> {
     type Scalar = f64;
     const MASKED: Self = Doubled(E::MASKED);
+    const PIECES: usize = E::PIECES;
 
     #[inline(always)]
     fn negated(self) -> Self {

@@ -208,6 +208,8 @@ pub(crate) trait Element: Copy + Default + Send + Sync + std::fmt::Debug + 'stat
     type Scalar: Scalar + Element<Scalar = Self::Scalar>;
     /// The stored value of a masked entry.
     const MASKED: Self;
+    /// Number of bf16 whose sum is any number of this type of usual size; none for f64.
+    const PIECES: usize;
 
     /// Returns `-self`; infinities keep their sign, because they mean "masked" and "bad" for every scale.
     fn negated(self) -> Self;
@@ -259,10 +261,11 @@ unsafe fn copy_stored<L: Level, E: Element>(
 }
 
 macro_rules! element {
-    ($type:ty, $scalar:ty, $widen:expr, $load:expr, $single:expr, $double:expr, $scalars:expr, $copy:ident) => {
+    ($type:ty, $scalar:ty, $widen:expr, $load:expr, $single:expr, $double:expr, $scalars:expr, $copy:ident, $pieces:literal) => {
         impl Element for $type {
             type Scalar = $scalar;
             const MASKED: Self = <$type>::NEG_INFINITY;
+            const PIECES: usize = $pieces;
 
             #[inline(always)]
             fn negated(self) -> Self {
@@ -300,7 +303,7 @@ macro_rules! element {
         }
     };
 }
-element!(f32, f32, |v| v, <L::F32 as Lanes>::load, already, L::double, Some, copy_lanes);
-element!(f64, f64, |v| v, <L::F64 as Lanes>::load, L::single, already, Some, copy_lanes);
-element!(f16, f32, f16::to_f32, L::load_f16, already, L::double, |_| None, copy_stored);
-element!(bf16, f32, bf16::to_f32, L::load_bf16, already, L::double, |_| None, copy_stored);
+element!(f32, f32, |v| v, <L::F32 as Lanes>::load, already, L::double, Some, copy_lanes, 3);
+element!(f64, f64, |v| v, <L::F64 as Lanes>::load, L::single, already, Some, copy_lanes, 0);
+element!(f16, f32, f16::to_f32, L::load_f16, already, L::double, |_| None, copy_stored, 2);
+element!(bf16, f32, bf16::to_f32, L::load_bf16, already, L::double, |_| None, copy_stored, 1);

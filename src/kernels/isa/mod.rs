@@ -28,6 +28,8 @@ macro_rules! compare {
     )*};
 }
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -40,7 +42,10 @@ mod neon;
 #[cfg(target_arch = "aarch64")]
 mod neon_bytes;
 mod portable;
+mod tiles;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(super) use amx::{Amx, granted};
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -59,3 +64,4 @@ pub(super) use neon::Neon;
 #[cfg(target_arch = "aarch64")]
 pub(super) use neon_bytes::Dots;
 pub(super) use portable::Portable;
+pub(super) use tiles::{DEEP, Line, TILE, Tiles};

@@ -44,10 +44,6 @@ impl ByteDots for Neon {
     unsafe fn short_sums(sums: Self::Short) -> [i32; LANES] {
         stored(sums)
     }
-    #[inline(always)]
-    unsafe fn short_plus(sums: Self::Short, number: i32) -> F32 {
-        Self::plus(sums, number)
-    }
 }
 
 /// Adds products of bytes and four numbers. The load takes dimensions apart, so that a register has one of sixteen keys.
@@ -192,9 +188,5 @@ impl<const MIXED: bool> ByteDots for Dots<MIXED> {
     #[inline(always)]
     unsafe fn short_sums(sums: Summed) -> [i32; LANES] {
         stored(sums.whole())
-    }
-    #[inline(always)]
-    unsafe fn short_plus(sums: Summed, number: i32) -> F32 {
-        rounded(sums.whole(), number)
     }
 }

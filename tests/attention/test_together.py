@@ -1,0 +1,116 @@
+"""Rows computed together with numbers in eight bits: what they claim against long double.
+
+Values that are axes show the weights that a row used. Then half the sum of their distances from the
+real shares is the total variation distance, to the rounding of an output in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+from levels import each_level
+from real_attention import DTYPES, LD, check, real_attention
+
+# Sums in f32, 128 deep on both sides of a quotient, of weights that add up to 1.
+SHOWN = LD(260 * 2.0**-24)
+KINDS = ("plain", "offset", "clustered", "one far", "small", "large values", "equal")
+
+
+def made(rng: np.random.Generator, kind: str, n: int, d: int) -> np.ndarray:
+    """Return keys (2, n, d)."""
+    k = rng.standard_normal((2, n, d))
+    if kind == "offset":
+        k += 3 * rng.standard_normal(d)
+    elif kind == "clustered":
+        k = np.repeat(k[:, : -(-n // 8)], 8, axis=1)[:, :n] + 0.01 * k
+    elif kind == "one far":
+        k[:, n // 2] *= 12
+    elif kind == "small":
+        k *= 1e-36
+    elif kind == "equal":
+        k[:] = k[:, :1]
+    return k
+
+
+def cases(rng: np.random.Generator, kind: str, m: int, n: int, d: int, name: str) -> Iterator[Any]:
+    """Yield queries (4, m, d), keys, options and the scale."""
+    k = made(rng, kind, n, d).astype(DTYPES[name])
+    for sigma in (0.1, 1.0, 4.0, 12.0):
+        wide = sigma * rng.standard_normal((4, m, d))
+        scale = float(d) ** -0.5 * (1e36 if kind == "small" else 1.0)
+        lengths = rng.integers(0, n + 1, (4, m))
+        sinks = rng.choice([-np.inf, -2.0, 3.0, 50.0, 1e9], 4)
+        mask = rng.random((4, m, n)) < rng.choice([0.1, 0.8])
+        for sight in ({"causal": True}, {"lengths": lengths}, {"mask": mask, "sinks": sinks}):
+            yield wide.astype(DTYPES[name]), k, sight, scale
+
+
+def judge(rng: np.random.Generator, kind: str, m: int, n: int, d: int, name: str) -> float:
+    """Check all cases; return the largest part of a distance that is true."""
+    tight = 0.0
+    axes = np.broadcast_to(np.eye(n, dtype=np.float32), (2, n, n))
+    for q, k, sight, scale in cases(rng, kind, m, n, d, name):
+        v = rng.standard_normal((2, n, 24)) * rng.choice([1e-3, 1.0, 30.0], (2, n, 1))
+        v = (v * (1e33 if kind == "large values" and name != "float16" else 1.0)).astype(k.dtype)
+        eps = rng.choice([0.0, 1e-3, 3e-3, 0.01, 0.05, 0.5, 0.999], q.shape[:-1])
+        sinks = sight.pop("sinks", None)
+        real = real_attention(q, k, v, sight, scale, sinks)
+        options: dict[str, Any] = {**sight, "scale": scale, "sinks": sinks}
+        check(ck.attention(q, k, v, eps, **options), real, eps)
+        wide = q.astype(np.float64)
+        found = ck.attention(wide, k, axes, eps, **options)
+        off = np.asarray(found.out).astype(LD) - real.weights
+        away = (np.abs(off).sum(axis=-1) + np.abs(off.sum(axis=-1))) / 2
+        claimed = found.tail_mass_upper.astype(LD)
+        short = (found.rung == ck.Rung.DENSE) & (claimed > 0)
+        assert (~short | (away <= claimed + SHOWN)).all()
+        assert (found.k == real.seen.sum(axis=-1)).all()
+        if short.any():
+            tight = max(tight, float((away[short] / claimed[short]).max()))
+    return tight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_distances_and_outputs(kind: str, name: str) -> None:
+    rng = np.random.default_rng([KINDS.index(kind), len(name)])
+    m, n, d = int(rng.choice([16, 40, 70])), int(rng.choice([3, 129, 300])), int(rng.choice([8, 33]))
+    for _ in each_level():
+        judge(rng, kind, m, n, d, name)
+
+
+@pytest.mark.heavy
+def test_many_distances_and_outputs() -> None:
+    rows, tight = 0, 0.0
+    for seed in range(60):
+        rng = np.random.default_rng([5, seed])
+        m, n, d = (int(rng.choice(of)) for of in ((16, 65, 260), (1, 60, 400), (1, 17, 64, 200)))
+        name = ["float32", "float16", "bfloat16"][seed % 3]
+        for _ in each_level():
+            tight = max(tight, judge(rng, KINDS[seed % len(KINDS)], m, n, d, name))
+            rows += 2 * 12 * 4 * m
+    assert rows > 300_000
+    assert tight > 0.1
+
+
+def test_weights_that_round_by_most() -> None:
+    """Half of the weights round up by nearly a 256th and half down, so a claim is nearly true."""
+    n, m = 512, 16
+    k = np.zeros((n, 1), np.float32)
+    k[0::2] = np.log(0.5 + 1 / 512 - 1e-5)
+    k[1::2] = np.log(0.5 + 1 / 512 + 1e-5)
+    k[0] = 0
+    v = np.eye(n, dtype=np.float32)
+    real = real_attention(np.ones((m, 1)), k, v, {}, 1.0)
+    for level in each_level():
+        found = ck.attention(np.ones((m, 1)), k, v, 0.01, scale=1.0)
+        claimed = found.tail_mass_upper.astype(LD)
+        away = np.abs(np.asarray(found.out).astype(LD) - real.weights).sum(axis=-1) / 2
+        assert (away <= claimed + SHOWN).all()
+        assert (claimed <= 0.0021).all()
+        assert level != "amx" or (away > 0.9 * claimed).all()
