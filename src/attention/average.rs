@@ -4,7 +4,7 @@
 //! added in order. So sums do not depend on the assignment of parts to threads.
 
 use super::error_bound::sum_error;
-use super::few::{BLOCK, PORTION, VAGUE, side_by_side};
+use super::few::{BLOCK, PORTION, VAGUE};
 use super::job::{Answer, AttentionJob, MANY};
 use super::pending::{PendingRow, RowScratch, grow};
 use super::pruned::Lists;
@@ -22,7 +22,7 @@ const LISTED: usize = 2048;
 /// Relative error of the exponential in f64, generously.
 const EXP: f64 = 1e-12;
 
-/// Rows of a group with their weights, and a head's values.
+/// Rows with their weights, and a head's values.
 #[derive(Clone, Copy)]
 struct Averaged<'a, E> {
     simd: Simd,
@@ -34,6 +34,34 @@ fn add(to: &mut [f64], part: &[f64]) {
     to.iter_mut().zip(part).for_each(|(to, part)| *to += part);
 }
 
+/// Adds to the sums of rows those of portions of the keys, in order. Each begins with zeros and adds up blocks.
+pub(super) fn by_portions(
+    (threads, longest): (usize, usize),
+    sums: &mut [Reused<f64>],
+    block: impl Fn(usize, usize, &mut [Reused<f64>]) + Sync,
+) -> Result<(), Error> {
+    let (rows, width) = (sums.len(), sums.first().map_or(0, |sums| sums.len()));
+    let part = |part: usize| {
+        let mut sums: Reused<Reused<f64>> = Reused::with_hint(rows);
+        for _ in 0..rows {
+            sums.push(filled_again("v", width, 0.0)?);
+        }
+        let (first, end) = (part * PORTION, longest.min((part + 1) * PORTION));
+        for from in (first..end).step_by(BLOCK) {
+            block(from, end.min(from + BLOCK), &mut sums);
+        }
+        Ok(sums)
+    };
+    let mut join = |parts: Reused<Reused<f64>>| {
+        sums.iter_mut().zip(&parts).for_each(|(sums, part)| add(sums, part));
+    };
+    let count = longest.div_ceil(PORTION);
+    if threads == 1 || count < 2 {
+        return (0..count).try_for_each(|at| part(at).map(&mut join));
+    }
+    threads::map(threads, 0..count, 1, part)?.into_iter().try_for_each(|part| part.map(&mut join))
+}
+
 impl<E: Element> Averaged<'_, E> {
     fn width(&self) -> usize {
         self.values.dim().next_multiple_of(LANES)
@@ -43,55 +71,12 @@ impl<E: Element> Averaged<'_, E> {
     fn plain(&self, threads: usize, sums: &mut [Reused<f64>]) -> Result<(), Error> {
         let plain = |row: &PendingRow| if row.kept.is_none() { row.prefix } else { 0 };
         let longest = self.rows.iter().map(plain).max().unwrap_or(0);
-        let part = |part: usize| {
-            let mut sums: Reused<Reused<f64>> = Reused::with_hint(self.rows.len());
-            for _ in self.rows {
-                sums.push(filled_again("v", self.width(), 0.0)?);
-            }
-            let (first, end) = (part * PORTION, longest.min((part + 1) * PORTION));
-            for from in (first..end).step_by(BLOCK) {
-                self.block((from, end.min(from + BLOCK)), plain, &mut sums);
-            }
-            Ok(sums)
-        };
-        let mut join = |parts: Reused<Reused<f64>>| {
-            sums.iter_mut().zip(&parts).for_each(|(sums, part)| add(sums, part));
-        };
-        let count = longest.div_ceil(PORTION);
-        if threads == 1 || count < 2 {
-            return (0..count).try_for_each(|at| part(at).map(&mut join));
-        }
-        threads::map(threads, 0..count, 1, part)?
-            .into_iter()
-            .try_for_each(|part| part.map(&mut join))
-    }
-
-    /// Sums a block; the rows of a group share its reads.
-    fn block(
-        &self,
-        (from, end): (usize, usize),
-        plain: impl Fn(&PendingRow) -> usize,
-        sums: &mut [Reused<f64>],
-    ) {
-        let most = end - from;
-        let mut whole: [(&[f64], &mut [f64]); MANY] =
-            std::array::from_fn(|_| (&[][..], &mut [][..]));
-        let mut count = 0;
-        for (row, sums) in self.rows.iter().zip(sums) {
-            let end = end.min(plain(row));
-            if end - from.min(end) == most {
-                whole[count] = (&row.scratch.weights[from..end], sums);
-                count += 1;
-            } else if from < end {
-                let weights = &row.scratch.weights[from..end];
+        by_portions((threads, longest), sums, |from, end, sums| {
+            for (row, sums) in self.rows.iter().zip(sums).filter(|(row, _)| from < plain(row)) {
+                let weights = &row.scratch.weights[from..end.min(plain(row))];
                 self.simd.average(self.values, Picked::From(from), weights, sums);
             }
-        }
-        side_by_side!(whole[..count], some => {
-            let weights = some.each_ref().map(|(weights, _)| *weights);
-            let to = some.each_mut().map(|(_, to)| &mut **to);
-            self.simd.shared_average(self.values, from, weights, to);
-        });
+        })
     }
 
     /// Adds the sums of rows with lists of keys.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::error_bound::{self, Balls};
-use super::job::{AttentionJob, MANY, RowBudget, UNIT_ROWS, Unit};
+use super::job::{AttentionJob, RowBudget, UNIT_ROWS, Unit};
 use super::options::{AttentionOptions, Budget};
 use super::query_rows::QueryRows;
 use super::result::Attention;
@@ -86,7 +86,7 @@ pub fn attention(
     }
 }
 
-/// Fewer products are computed before another thread has woken up: by codes or many rows together, and in f64.
+/// Fewer products are computed before another thread has woken up: by codes or in f32, and in f64.
 const FAST: usize = 1 << 21;
 const SLOW: usize = 1 << 18;
 
@@ -107,7 +107,7 @@ impl AttentionJob<'_> {
         let dim = self.values.dim();
         let each = self.keys.len().saturating_mul(self.keys.dim());
         let rows = listed.len();
-        let worth = if self.index.is_some() || self.queries.len() >= MANY { FAST } else { SLOW };
+        let worth = if self.fit_together() { FAST } else { SLOW };
         let threads =
             threads::count(self.query_rows.options.threads, rows.saturating_mul(each) > worth)?;
         check_memory_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;

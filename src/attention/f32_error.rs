@@ -28,7 +28,8 @@ const FLUSHED: f64 = 1e-27;
 /// Returns a bound on the relative error of weights whose scores are off by at most `error` nats, and which have another
 /// relative error.
 pub(super) fn weight_error(error: f64, own: f64) -> f64 {
-    let grown = error.exp_m1();
+    // e^x - 1 is at most x + x^2 there.
+    let grown = if error < 1.0 { (error + error * error) * UP } else { error.exp_m1() };
     grown + own * (1.0 + grown)
 }
 

@@ -1,30 +1,27 @@
 //! A few rows over one head's keys and values.
 
-use std::ops::Range;
-
+use super::ball::norm_of_square;
 use super::job::{Answer, AttentionJob, MANY, RowBudget, Unit};
 use super::pending::{PendingRow, grow};
 use crate::error::Error;
-use crate::index::{Guess, Query, QueryScratch, RowVisibility, Rung};
-use crate::kernels::{Element, Keys, Picked, Simd};
-use crate::rows::{Scores, for_dtype};
+use crate::index::{Guess, Query, QueryScratch, Rung};
+use crate::kernels::{Element, FEW_KEYS, Keys, LANES, Picked};
+use crate::rows::{Data, Scores, for_dtype};
 use crate::runtime::memory;
 use crate::runtime::reused::Reused;
 use crate::runtime::threads;
-use crate::select::Options;
+use crate::select::{Options, Selection, Workspace};
 
 /// Keys whose rows stay in a cache while a group uses them.
-pub(super) const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = FEW_KEYS;
 /// Keys that one thread works on at a time, where several share a head: whole blocks.
 pub(super) const PORTION: usize = 64 * BLOCK;
-/// Least number of rows that are faster together, in f32, if none can drop anything.
-const TOGETHER: usize = 2;
 /// Largest share of its keys that a row keeps without keeping all.
-const ALL: f64 = 0.5;
+pub(super) const ALL: f64 = 0.5;
+/// A norm's square so small that squares of entries may be lost.
+const TINY: f64 = 1e-200;
 /// Uncertainty of scores, in nats, from which a row keeps all keys.
 pub(super) const VAGUE: f64 = 1.0;
-/// Per row its query and the place of its scores of consecutive keys.
-pub(super) type Side<'a, Q> = [Option<(&'a Q, &'a mut [f64])>; MANY];
 
 /// Runs code for rows that share reads, eight at a time if there are as many, then four, two and one.
 macro_rules! side_by_side {
@@ -49,70 +46,36 @@ macro_rules! side_by_side {
 }
 pub(super) use side_by_side;
 
-/// Splits the rows by portions of keys, each with its first key.
-pub(super) fn portions<Q: ?Sized>(mut side: Side<'_, Q>) -> Vec<(usize, Side<'_, Q>)> {
-    let longest = side.iter().flatten().map(|(_, to)| to.len()).max().unwrap_or(0);
+/// Splits numbers of rows by portions of keys, each with its first key.
+pub(super) fn portions<T>(mut rows: [&mut [T]; MANY]) -> Vec<(usize, [&mut [T]; MANY])> {
+    let longest = rows.iter().map(|row| row.len()).max().unwrap_or(0);
     let portion = |from: usize| {
-        let here = side.each_mut().map(|row| {
-            let (query, rest) = row.as_mut()?;
+        let here = rows.each_mut().map(|rest| {
             let count = rest.len().min(PORTION);
             let (here, behind) = std::mem::take(rest).split_at_mut(count);
             *rest = behind;
-            Some((*query, here))
+            here
         });
         (from, here)
     };
     (0..longest).step_by(PORTION).map(portion).collect()
 }
 
-/// Queries and where their scores go, the first ones of them.
-type Beside<'a, 's, Q> = [(&'a Q, &'s mut [f64]); MANY];
-
-/// Returns the rows whose scores go to the end of a range, and their number; rows that end within it are scored alone.
-/// `None` if there are no rows.
-pub(super) fn reaching<'s, 'a, Q: ?Sized>(
-    side: &'s mut Side<'a, Q>,
-    range: Range<usize>,
-    mut alone: impl FnMut(&'a Q, &mut [f64]),
-) -> Option<(Beside<'a, 's, Q>, usize)> {
-    let query = side.iter().flatten().next()?.0;
-    // What is behind the last row that is there is not read.
-    let mut whole: Beside<'_, '_, Q> = std::array::from_fn(|_| (query, &mut [][..]));
-    let mut count = 0;
-    for (query, to) in side.iter_mut().flatten() {
-        let end = to.len().min(range.end);
-        if end == range.end {
-            whole[count] = (*query, &mut to[range.clone()]);
-            count += 1;
-        } else if range.start < end {
-            alone(*query, &mut to[range.start..end]);
-        }
+/// Returns the fewest keys whose scores, each off by at most `error`, leave out no more than `eps`, if these are less than
+/// `most`.
+pub(super) fn fewest<'a>(
+    workspace: &mut Workspace,
+    scores: impl Into<Data<'a>>,
+    (eps, error, most): (f64, f64, f64),
+) -> Result<Option<Selection>, Error> {
+    let (data, error) = (scores.into(), [error]);
+    let scores = Scores::new(data, &[data.len()])?.radius(&error)?;
+    let found = workspace.select(&scores, &[eps], &Options::new())?;
+    if (found.indices.len() as f64) < most {
+        return Ok(Some(found));
     }
-    Some((whole, count))
-}
-
-/// Scores consecutive keys for a few rows, and on request returns the largest entry of the keys.
-fn score_plain<E: Element>(
-    simd: Simd,
-    keys: Keys<'_, E>,
-    first: usize,
-    mut side: Side<'_, Query>,
-    measured: bool,
-) -> f64 {
-    let mut largest = 0.0f64;
-    let longest = side.iter().flatten().map(|(_, to)| to.len()).max().unwrap_or(0);
-    for from in (0..longest).step_by(BLOCK) {
-        let end = longest.min(from + BLOCK);
-        if measured {
-            largest = largest.max(simd.largest(keys, Picked::From(first + from), end - from));
-        }
-        let alone = |query: &Query, to: &mut [f64]| {
-            query.score(simd, keys, Picked::From(first + from), 0.0, to);
-        };
-        let Some((mut whole, count)) = reaching(&mut side, from..end, alone) else { break };
-        side_by_side!(whole[..count], some => Query::score_shared(simd, keys, first + from, some));
-    }
-    largest
+    found.recycle();
+    Ok(None)
 }
 
 impl AttentionJob<'_> {
@@ -125,20 +88,19 @@ impl AttentionJob<'_> {
         let &Unit { head, rows: list, threads } = unit;
         let mut rows = self.rows(head, list, budget)?;
         self.prune_by_codes(head, &mut rows, &mut Guess::default(), threads)?;
-        // Of rows that share what is read, and drop nothing, f32 is as fast as they can be read.
-        let together = rows.len() >= TOGETHER && rows.iter().all(|row| row.open && row.flat);
-        if together
-            && !budget.careful
-            && !self.query_rows.options.even_if_slower
-            && self.score_narrow(head, &mut rows, threads)?
-        {
-            return self.average(head, &mut rows, threads);
+        let mut answers: Reused<(usize, Answer)> = Reused::with_hint(rows.len());
+        if !budget.careful && !self.query_rows.options.even_if_slower {
+            let narrow = rows.extract_if(.., |row| self.fits_narrow(row)).collect();
+            self.attend_narrow(head, narrow, (&mut answers, &mut rows), threads)?;
         }
         for_dtype!(self.keys.data, stored => self.dense(head, stored.matrix(head), &mut rows, threads))?;
-        self.average(head, &mut rows, threads)
+        let mut found = self.average(head, &mut rows, threads)?;
+        answers.extend(rows.iter().map(|row| row.number).zip(found.drain(..)));
+        answers.sort_unstable_by_key(|(row, _)| *row);
+        Ok(answers.drain(..).map(|(_, answer)| answer).collect())
     }
 
-    /// Scores everything that open rows see, and drops what the budget allows if that is much.
+    /// Scores everything that open rows see, in f64, and drops what the budget allows if that is much.
     fn dense<E: Element>(
         &self,
         head: usize,
@@ -146,52 +108,75 @@ impl AttentionJob<'_> {
         rows: &mut [PendingRow],
         threads: usize,
     ) -> Result<(), Error> {
-        let open: Reused<usize> = (0..rows.len()).filter(|&at| rows[at].open).collect();
-        let mut largest = 0.0f64;
-        for &at in &open {
-            let row = &mut rows[at];
+        let (simd, measured) = (self.simd, self.index.is_none());
+        let origin: Reused<f64> =
+            std::iter::repeat_n(0.0, keys.dim().next_multiple_of(LANES)).collect();
+        // The square of the largest norm.
+        let mut square = 0.0f64;
+        let mut queries: [Option<&Query>; MANY] = [None; MANY];
+        let mut to: [&mut [f64]; MANY] = std::array::from_fn(|_| &mut [][..]);
+        let places = queries.iter_mut().zip(&mut to);
+        for (row, (a_query, to)) in rows.iter_mut().filter(|row| row.open).zip(places) {
             let visibility = self.query_rows.row_visibility(row.number);
-            let RowVisibility { prefix, allowed } = visibility;
-            let mut seen = prefix;
-            if let Some(allowed) = allowed {
-                // Masked keys may be anything: they are not touched.
-                let sees = |key: &u32| allowed[*key as usize] != 0;
-                let mut list: Reused<u32> = Reused::with_hint(visibility.count());
-                memory::room("k", &mut list, visibility.count())?;
-                list.extend((0..prefix as u32).filter(sees));
-                let exact = &mut row.scratch.query.exact;
-                grow(exact, list.len())?;
-                exact.resize(list.len(), 0.0);
-                row.query.score(self.simd, keys, Picked::Listed(&list), 0.0, exact);
-                largest = largest.max(self.simd.largest(keys, Picked::Listed(&list), list.len()));
-                seen = list.len();
-                row.kept = Some(list);
-            } else {
-                grow(&mut row.scratch.query.exact, prefix)?;
-                row.scratch.query.exact.resize(prefix, 0.0);
-            }
+            let seen = visibility.count();
             (row.scored, row.rung) = (seen, Rung::Dense);
+            let PendingRow { query, scratch, kept, prefix, .. } = row;
+            let exact = &mut scratch.query.exact;
+            grow(exact, seen)?;
+            exact.resize(seen, 0.0);
+            if visibility.allowed.is_some() {
+                // Masked keys may be anything: they are not touched.
+                let mut list: Reused<u32> = Reused::with_hint(seen);
+                memory::room("k", &mut list, seen)?;
+                list.extend((0..*prefix as u32).filter(|&key| visibility.sees(key as usize)));
+                query.score(simd, keys, Picked::Listed(&list), 0.0, exact);
+                for &key in &list {
+                    square = square.max(simd.farthest(keys.behind(key as usize), 1, &origin));
+                }
+                *kept = Some(list);
+            } else {
+                (*a_query, *to) = (Some(&*query), exact);
+            }
         }
-        let mut side: Side<'_, Query> = [const { None }; MANY];
-        for (to, row) in side.iter_mut().zip(rows.iter_mut().filter(|row| row.open)) {
-            let plain = if row.kept.is_none() { row.prefix } else { 0 };
-            *to = Some((&row.query, &mut row.scratch.query.exact[..plain]));
-        }
-        let measured = self.index.is_none();
-        let score = |(from, side): (usize, Side<'_, Query>)| {
-            score_plain(self.simd, keys, from, side, measured)
+        let score = |(first, mut to): (usize, [&mut [f64]; MANY])| {
+            let longest = to.iter().map(|to| to.len()).max().unwrap_or(0);
+            let mut square = 0.0f64;
+            for from in (0..longest).step_by(BLOCK) {
+                let end = longest.min(from + BLOCK);
+                if measured {
+                    let keys = keys.behind(first + from);
+                    square = square.max(simd.farthest(keys, end - from, &origin));
+                }
+                for (query, to) in queries.iter().zip(&mut to) {
+                    if let (Some(query), true) = (query, from < to.len()) {
+                        let end = end.min(to.len());
+                        let picked = Picked::From(first + from);
+                        query.score(simd, keys, picked, 0.0, &mut to[from..end]);
+                    }
+                }
+            }
+            square
         };
         if threads == 1 {
-            largest = largest.max(score((0, side)));
+            square = square.max(score((0, to)));
         } else {
-            for found in threads::map(threads, portions(side), 1, score)? {
-                largest = largest.max(found);
+            let found = threads::map(threads, portions(to), 1, score)?;
+            square = found.into_iter().fold(square, f64::max);
+        }
+        let mut most = norm_of_square(square, keys.dim());
+        if measured && square < TINY {
+            most = 0.0;
+            for row in rows.iter().filter(|row| row.open) {
+                let sees = self.query_rows.row_visibility(row.number);
+                for key in (0..sees.prefix).filter(|&key| sees.sees(key)) {
+                    let entries = keys.row(key).iter().map(|entry| entry.widen().into().abs());
+                    most = entries.fold(most, f64::max);
+                }
             }
         }
-        for &at in &open {
-            let row = &mut rows[at];
-            if self.index.is_none() {
-                row.query = Query::new(&row.wide, self.scale, largest);
+        for row in rows.iter_mut().filter(|row| row.open) {
+            if measured {
+                row.query = Query::new(&row.wide, self.scale, most);
             }
             let QueryScratch { exact, workspace, .. } = &mut row.scratch.query;
             // A key that is not finite scores what is no score.
@@ -201,23 +186,22 @@ impl AttentionJob<'_> {
                 return Err(self.bad_key(head, bad, score));
             }
             let always = self.query_rows.options.even_if_slower;
-            let tried = always || !row.flat;
-            if row.eps > 0.0 && tried && row.scored > 0 && row.query.error < VAGUE {
-                let error = [row.query.error];
-                let scores = Scores::new(&exact[..], &[row.scored])?.radius(&error)?;
-                let options = Options::new();
-                let found = workspace.select(&scores, &[row.eps], &options)?;
-                let most = if always { 1.0 } else { ALL };
-                if (found.indices.len() as f64) < most * row.scored as f64 {
-                    for (at, &key) in found.indices.iter().enumerate() {
-                        exact[at] = exact[key as usize];
-                    }
-                    row.upper = found.tail_mass_upper[0];
-                    exact.truncate(found.indices.len());
-                    let list = row.kept.take();
-                    let key = |&at: &u32| list.as_ref().map_or(at, |list| list[at as usize]);
-                    row.kept = Some(found.indices.iter().map(key).collect());
+            let tried = row.scored > 0 && (always || !row.flat);
+            let most = if always { 1.0 } else { ALL } * row.scored as f64;
+            if row.eps > 0.0
+                && tried
+                && row.query.error < VAGUE
+                && let Some(found) =
+                    fewest(workspace, &exact[..], (row.eps, row.query.error, most))?
+            {
+                for (at, &key) in found.indices.iter().enumerate() {
+                    exact[at] = exact[key as usize];
                 }
+                row.upper = found.tail_mass_upper[0];
+                exact.truncate(found.indices.len());
+                let list = row.kept.take();
+                let key = |&at: &u32| list.as_ref().map_or(at, |list| list[at as usize]);
+                row.kept = Some(found.indices.iter().map(key).collect());
                 found.recycle();
             }
         }

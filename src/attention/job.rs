@@ -14,7 +14,7 @@ use crate::runtime::reused::Reused;
 /// Rows that share a scan of the codes.
 pub(super) const GROUP: usize = 4;
 
-/// Number of rows that count as many: they are computed together, in f32 if nothing can be dropped.
+/// Number of rows that count as many: they are computed together, over all keys.
 pub(super) const MANY: usize = 16;
 
 /// Most rows of a unit: as many as the blocks of keys and values are laid out for at a time.

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::ball::norm_of_square;
 use super::f32_error::{SHORT_VALUE, SHORT_WEIGHT, TWO_PIECES, U, WEIGHT, weight_error};
 use super::job::{Answer, AttentionJob, RowBudget, UNIT_ROWS};
 use super::sink::Sunk;
@@ -97,6 +98,9 @@ impl AttentionJob<'_> {
         short: bool,
         answers: &mut [Option<Answer>],
     ) -> Result<(), Error> {
+        if chosen.is_empty() {
+            return Ok(());
+        }
         let dim = self.values.dim();
         let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
         let precise = Precise { short, stored_short: self.stored_short() };
@@ -119,37 +123,48 @@ impl AttentionJob<'_> {
                 Ok(())
             })
         })?;
-        let (weights, sums) = match precise {
+        let errors = match precise {
             Precise { short: true, .. } => (SHORT_WEIGHT, SUMS + SHORT_VALUE * 1.01),
             Precise { stored_short: true, .. } => (TWO_PIECES, SUMS),
             Precise { .. } => (WEIGHT, SUMS),
         };
-        for (i, &Row { at, error, upper }) in chosen.iter().enumerate() {
-            let mut out: Reused<f64> = Reused::with_hint(shape.1);
-            let (top, total) = panels[i / PANEL_ROWS].row(i % PANEL_ROWS, &mut out);
-            let sunk = self.with_sink(rows[at], total, (top, 0.0), (error, 0.0));
-            let Sunk { total, slip, .. } = sunk;
-            let error = error + slip;
-            let share = if total > 0.0 { 1.0 / total } else { 0.0 };
-            out.iter_mut().for_each(|entry| *entry *= share);
-            // Values that are not finite, or that f32 cannot add, are for more careful hands.
-            if out[..dim].iter().any(|entry| !entry.is_finite()) {
-                continue;
-            }
-            let seen = visibility[i].count();
-            answers[at] = Some(Answer {
-                out,
-                upper: if seen > 0 { upper } else { 0.0 },
-                kept: seen,
-                scored: seen,
-                rung: Rung::Dense,
-                weight_error: weight_error(error, weights),
-                sum_error: sums,
-                coded_error: 0.0,
-                log_mass: sunk.log_mass(SUMS + weights, top, error),
-            });
+        for (i, row) in chosen.iter().enumerate() {
+            let mut sums: Reused<f64> = Reused::with_hint(shape.1);
+            let (top, total) = panels[i / PANEL_ROWS].row(i % PANEL_ROWS, &mut sums);
+            let found = (top, total, sums);
+            let at = (rows[row.at], visibility[i]);
+            answers[row.at] = self.answer_together(at, found, (row.error, row.upper), errors);
         }
         Ok(())
+    }
+
+    /// Returns the answer of a row that keeps all keys that it sees, by the largest score, the sum of weights and those of
+    /// weighted values. Scores may be off by `error`, weights and sums relatively by `weights` and `sums`. `None` where values
+    /// are not finite, or f32 cannot add them: they are for more careful hands.
+    pub(super) fn answer_together(
+        &self,
+        (row, visibility): (usize, RowVisibility<'_>),
+        (top, total, mut out): (f64, f64, Reused<f64>),
+        (error, upper): (f64, f64),
+        (weights, sums): (f64, f64),
+    ) -> Option<Answer> {
+        let sunk = self.with_sink(row, total, (top, 0.0), (error, 0.0));
+        let Sunk { total, slip, .. } = sunk;
+        let (seen, error) = (visibility.count(), error + slip);
+        let share = if total > 0.0 { 1.0 / total } else { 0.0 };
+        out.iter_mut().for_each(|entry| *entry *= share);
+        let finite = out[..self.values.dim()].iter().all(|entry| entry.is_finite());
+        finite.then(|| Answer {
+            out,
+            upper: if seen > 0 { upper } else { 0.0 },
+            kept: seen,
+            scored: seen,
+            rung: Rung::Dense,
+            weight_error: weight_error(error, weights),
+            sum_error: sums,
+            coded_error: 0.0,
+            log_mass: sunk.log_mass(SUMS + weights, top, error),
+        })
     }
 
     /// Takes rows over the keys that they see, block by block.
@@ -217,7 +232,7 @@ impl AttentionJob<'_> {
                 }
                 most = most.max(square);
             }
-            Ok(most.sqrt() * (1.0 + 1e-12))
+            Ok(norm_of_square(most, keys.dim()))
         })?;
         Ok(*self.norms[head].get_or_init(|| norm))
     }

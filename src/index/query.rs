@@ -101,23 +101,6 @@ impl Query {
         threads::map(threads, tasks, 1, one)?;
         Ok(())
     }
-
-    /// The exact scores of consecutive keys for some queries, which are read once for all.
-    pub(crate) fn score_shared<E: Element, const Q: usize>(
-        simd: Simd,
-        keys: Keys<'_, E>,
-        from: usize,
-        some: &mut [(&Query, &mut [f64]); Q],
-    ) {
-        let entries = some.each_ref().map(|(query, _)| &query.entries[..]);
-        let to = some.each_mut().map(|(_, to)| &mut **to);
-        simd.shared_products(keys, from, entries, to);
-        for (query, to) in some {
-            for score in &mut **to {
-                *score *= query.scale;
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -92,6 +92,12 @@ impl<'a, E: Element> Keys<'a, E> {
         }
     }
 
+    /// Returns the address of a row that may be behind the last one, to be prefetched.
+    #[inline(always)]
+    pub(super) fn ahead(&self, at: usize) -> *const E {
+        self.start.as_ptr().wrapping_add(at.wrapping_mul(self.stride))
+    }
+
     /// Returns consecutive rows in place, if they are f32.
     pub(super) fn lend(&self, from: usize, count: usize) -> Option<Lent<'a>>
     where

@@ -40,6 +40,7 @@ pub(crate) use attention::{
 };
 pub(crate) use attention::{CodedSums, LIGHTEST, WeightSums};
 pub(crate) use attention::{DEPTH, Queries, SIDE};
+pub(crate) use attention::{FEW_KEYS, Scored, Weighed};
 pub(crate) use below::Below;
 pub(crate) use edges::EDGES;
 pub(crate) use index::{Above, BIAS, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_KEYS};

@@ -1,8 +1,8 @@
 //! Outputs of attention against exact averages: each as near as its bound says.
 
 use certk_rs::{
-    Attention, AttentionOptions, Budget, Error, IndexOptions, KeyIndex, Precision, ValueBall, Vectors,
-    attention,
+    Attention, AttentionOptions, Budget, Error, IndexOptions, KeyIndex, Precision, ValueBall,
+    Vectors, attention,
 };
 
 use crate::exact::{Average, Random, Real, least_tail, product, reals, weights};
@@ -359,7 +359,10 @@ fn every_shape_is_near_and_the_same_everywhere() {
             for (row, bound) in bounds.iter().enumerate() {
                 let near = found.row(row).into_iter().zip(average(&case, row));
                 let off = near.map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-                assert!(off <= bound + 1e-12 && found.tail_mass_upper[row] <= eps, "{m} {n}: {off}");
+                assert!(
+                    off <= bound + 1e-12 && found.tail_mass_upper[row] <= eps,
+                    "{m} {n}: {off}"
+                );
             }
         }
     }
@@ -387,26 +390,92 @@ fn a_sink_makes_no_loss_nothing() {
 /// Masked keys, and keys behind a row's length, may hold anything.
 #[test]
 fn keys_that_no_row_sees_may_hold_anything() {
-    let (m, n, dim) = (20, 300, 24);
-    let mut random = Random::new(40);
-    let [queries, keys, values] = [m, n, n].map(|rows| random.normals(rows * dim, 1.0));
-    let clean = Case::of([m, n, dim, dim], 0, [&queries, &keys, &values]);
-    let hidden = |list: &[f64], bad: f64| [&list[..200 * dim], &vec![bad; 100 * dim]].concat();
-    let (keys, values) = (hidden(&keys, f64::NAN), hidden(&values, f64::INFINITY));
-    let bad = Case::of([m, n, dim, dim], 0, [&queries, &keys, &values]);
-    let run = |case: &Case, options: &AttentionOptions<'_>| {
-        let [q, k, v] = case.vectors();
-        attention(&q, &k, &v, Budget::TailMass(&[0.0]), None, options)
-    };
-    let (lengths, plain) = (vec![200; m], AttentionOptions::new());
-    let short = plain.clone().lengths(&lengths[..]);
-    let found = run(&bad, &short).unwrap();
-    assert_eq!(found, run(&clean, &short).unwrap());
-    let bytes: Vec<u8> = (0..n).map(|key| u8::from(key < 200)).collect();
-    let again = run(&bad, &plain.clone().mask(&bytes, &[0])).unwrap();
-    assert_eq!(again.k, vec![200; m]);
-    let pairs = again.out.to_f64().into_iter().zip(found.out.to_f64());
-    assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-5));
-    let error = run(&bad, &plain).unwrap_err();
-    assert!(matches!(error, Error::KeyNotFinite { argument: "k", .. }), "{error}");
+    for m in [1, 3, 20] {
+        let (n, dim) = (300, 24);
+        let mut random = Random::new(40);
+        let [queries, keys, values] = [m, n, n].map(|rows| random.normals(rows * dim, 1.0));
+        let clean = Case::of([m, n, dim, dim], 0, [&queries, &keys, &values]);
+        let hidden = |list: &[f64], bad: f64| [&list[..200 * dim], &vec![bad; 100 * dim]].concat();
+        let (keys, values) = (hidden(&keys, f64::NAN), hidden(&values, f64::INFINITY));
+        let bad = Case::of([m, n, dim, dim], 0, [&queries, &keys, &values]);
+        let run = |case: &Case, options: &AttentionOptions<'_>| {
+            let [q, k, v] = case.vectors();
+            attention(&q, &k, &v, Budget::TailMass(&[0.0]), None, options)
+        };
+        let (lengths, plain) = (vec![200; m], AttentionOptions::new());
+        let short = plain.clone().lengths(&lengths[..]);
+        let found = run(&bad, &short).unwrap();
+        assert_eq!(found, run(&clean, &short).unwrap());
+        let bytes: Vec<u8> = (0..n).map(|key| u8::from(key < 200)).collect();
+        let again = run(&bad, &plain.clone().mask(&bytes, &[0])).unwrap();
+        assert_eq!(again.k, vec![200; m]);
+        let pairs = again.out.to_f64().into_iter().zip(found.out.to_f64());
+        assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-5));
+        let error = run(&bad, &plain).unwrap_err();
+        assert!(matches!(error, Error::KeyNotFinite { argument: "k", .. }), "{error}");
+    }
+}
+
+/// Few rows that see up to an edge of a block, or past it, or nothing: each is what it is alone, masked or short.
+#[test]
+fn rows_of_all_lengths_beside_each_other() {
+    let (lengths, n, dim, width) = ([200, 64, 0, 65, 1, 63, 130], 200, 20, 17);
+    let m = lengths.len();
+    let mut random = Random::new(41);
+    let numbers = [(m * dim, 1.0), (n * dim, 1.0), (n * width, 1.0)];
+    let [queries, keys, values] = numbers.map(|(count, sigma)| random.normals(count, sigma));
+    let bytes: Vec<u8> =
+        lengths.iter().flat_map(|&end| (0..n).map(move |key| u8::from(key < end))).collect();
+    for (dtype, eps) in [(0, 0.0), (0, 0.2), (2, 0.0), (3, 0.0)] {
+        let mut case = Case::of([m, n, dim, width], dtype, [&queries, &keys, &values]);
+        case.scale = 0.3;
+        let run = |case: &Case, options: &AttentionOptions<'_>| {
+            let [q, k, v] = case.vectors();
+            let options = options.clone().scale(0.3).precision(Precision::F64);
+            let found = attention(&q, &k, &v, Budget::TailMass(&[eps]), None, &options).unwrap();
+            let bounds = found.error_bound(&q, &v, &options).unwrap();
+            (found, bounds)
+        };
+        let plain = AttentionOptions::new();
+        let ends = lengths.map(|length| length as i64);
+        let (found, bounds) = run(&case, &plain.clone().lengths(&ends[..]));
+        let (masked, _) = run(&case, &plain.clone().mask(&bytes, &[n]));
+        for (row, &length) in lengths.iter().enumerate() {
+            let query = &queries[row * dim..][..dim];
+            let alone = Case::of([1, n, dim, width], dtype, [query, &keys, &values]);
+            let (alone, _) = run(&alone, &plain.clone().lengths(&ends[row..=row]));
+            // How much is dropped depends on the other rows.
+            let same = |row: &[f64]| eps > 0.0 || row == alone.row(0);
+            assert!(same(&found.row(row)) && found.tail_mass_upper[row] <= eps);
+            // What sees little is scored by itself.
+            assert!(length < n / 4 || same(&masked.row(row)));
+            assert!(eps > 0.0 || [found.k[row], masked.k[row]] == [ends[row]; 2]);
+            let mut seen = Case::of(
+                [1, length, dim, width],
+                dtype,
+                [query, &keys[..length * dim], &values[..length * width]],
+            );
+            seen.scale = 0.3;
+            if length > 0 {
+                assert!(seen.real()[0].is_within(&found.row(row), bounds[row]));
+            }
+        }
+    }
+}
+
+/// Keys whose squares or products f32 does not hold: answers are as near as they say.
+#[test]
+fn few_rows_of_any_size() {
+    let mut random = Random::new(42);
+    let (m, n, dim) = (3, 90, 20);
+    for (query, key) in
+        [(1e-18, 1e18), (1e-25, 1e25), (1e25, 1e-25), (1e-38, 1e37), (1e37, 1e-38), (100.0, 30.0)]
+    {
+        let numbers = [(m, query), (n, key), (n, 1.0)];
+        let [queries, keys, values] =
+            numbers.map(|(count, size)| random.normals(count * dim, size));
+        let case = Case::of([m, n, dim, dim], 0, [&queries, &keys, &values]);
+        let most = case.judge("sizes", &[0.0], &[Precision::F64]);
+        assert!(most < 2e-3, "{query:e} {key:e}: {most}");
+    }
 }

@@ -60,7 +60,7 @@ NAMED = {
     "src/attention/error_bound.rs": ["MOST"],
     "src/attention/heavy_keys.rs": ["AIM", "DEPTH", "MARGIN"],
     "src/kernels/attention/coded.rs": ["TOP", "LEAST", "LIGHTEST"],
-    "src/attention/few.rs": ["ALL", "VAGUE"],
+    "src/attention/few.rs": ["ALL", "VAGUE", "TINY"],
     "src/attention/narrow.rs": ["FINE", "ALWAYS_FINE"],
     "src/attention/sink.rs": ["MOST", "HELD"],
     "src/attention/f32_error.rs": ["U", "SAFE"],

@@ -30,6 +30,7 @@ with ctx.workprec(BITS):
 ELSEWHERE = {
     "PANEL_KEYS": ("src/kernels/attention/weighed.rs", "BLOCK"),
     "PANEL_RUN": ("src/kernels/attention/tile.rs", "RUN"),
+    "FEW_KEYS": ("src/kernels/attention/few.rs", "FEW_KEYS"),
     "LANES": ("src/kernels/isa/lanes.rs", "LANES"),
     "CHUNK": ("src/numerics/certified_sums.rs", "CHUNK"),
     "U": ("src/attention/f32_error.rs", "U"),

@@ -3,7 +3,7 @@
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
 
-use crate::kernels::isa::{BESIDE as SUMS, Element, LANES, Lanes, LanesOf, Level};
+use crate::kernels::isa::{BESIDE as SUMS, Element, LANES, Lanes, Level};
 use crate::kernels::matrix::{AHEAD, Keys, Picked};
 use crate::kernels::simd::{Pass, Simd};
 
@@ -71,40 +71,7 @@ impl<E: Element> Pass for Products<'_, E> {
     }
 }
 
-struct Largest<'a, E> {
-    keys: Keys<'a, E>,
-    picked: Picked<'a>,
-    count: usize,
-}
-
-impl<E: Element> Pass<f64> for Largest<'_, E> {
-    #[inline(always)]
-    unsafe fn run<L: Level>(self) -> f64 {
-        let zero = LanesOf::<L, E>::splat(E::Scalar::default());
-        let mut largest = [zero; 2];
-        for at in 0..self.count {
-            let row = self.keys.row(self.picked.row(at));
-            for from in (0..row.len()).step_by(LANES) {
-                let lanes = Keys::group::<L>(row, from);
-                largest[0] = lanes.max(largest[0]);
-                largest[1] = zero.sub(lanes).max(largest[1]);
-            }
-        }
-        largest[0].max(largest[1]).largest().into()
-    }
-}
-
 impl Simd {
-    /// Returns the largest absolute entry of some rows; NaN may be ignored.
-    pub(crate) fn largest<E: Element>(
-        self,
-        keys: Keys<'_, E>,
-        picked: Picked<'_>,
-        count: usize,
-    ) -> f64 {
-        self.run(Largest { keys, picked, count })
-    }
-
     /// Computes the products of a query with some rows, each sum `width / 16` terms deep and then a tree over sixteen
     /// lanes. Of a list as many rows are read as there are places; the next ones are prefetched.
     pub(crate) fn products_f64<E: Element>(

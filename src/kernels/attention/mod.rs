@@ -3,17 +3,18 @@
 mod average;
 mod coded;
 mod dot;
+mod few;
 mod listed;
 mod matmul;
 mod narrow;
 mod pieces;
-mod shared;
 #[cfg(test)]
 mod tests;
 mod tile;
 mod weighed;
 
 pub(crate) use coded::{CodedSums, LIGHTEST, WeightSums};
+pub(crate) use few::{FEW_KEYS, Scored, Weighed};
 pub(crate) use matmul::{DEPTH, Queries, SIDE};
 pub(crate) use narrow::BESIDE;
 pub(crate) use pieces::Cutting;

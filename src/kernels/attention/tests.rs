@@ -2,9 +2,9 @@
 
 use half::{bf16, f16};
 
-use super::Cutting;
 use super::tile::{BlockScratch, Precise, Rows, WeightScratch};
 use super::weighed::{BLOCK, BlockMask};
+use super::{Cutting, Scored, Weighed};
 use crate::kernels::{Element, Keys, LANES, Picked, Simd};
 
 /// Numbers of many sizes, the same at every run.
@@ -38,59 +38,113 @@ fn digest<E: Element>(simd: Simd, (count, dim): (usize, usize), from: fn(f64) ->
         let mut sums = vec![0.25; width];
         simd.average(keys, picked, &weights, &mut sums);
         out.extend(products.into_iter().chain(sums));
-        out.push(simd.largest(keys, picked, count));
     }
-    let (mut a, mut b) = (vec![0.0; count - 1], vec![0.0; count - 1]);
-    simd.shared_products(keys, 1, [&one, &two], [&mut a, &mut b]);
-    let (mut sum_a, mut sum_b) = (vec![0.5; width], vec![0.0; width]);
-    simd.shared_average(keys, 1, [&a, &b], [&mut sum_a, &mut sum_b]);
     out.push(simd.farthest(keys, count, &two));
-    out.extend([a, b, sum_a, sum_b].concat());
-    out.extend(shared::<E, 1>(simd, keys, count));
-    out.extend(shared::<E, 4>(simd, keys, count));
-    out.extend(shared::<E, 8>(simd, keys, count));
     out.into_iter().map(f64::to_bits).collect()
 }
 
-/// Several rows to write to.
-fn lent<const Q: usize>(rows: &mut [Vec<f64>]) -> [&mut [f64]; Q] {
-    let mut rows = rows.iter_mut();
-    std::array::from_fn(|_| &mut rows.next().unwrap()[..])
-}
-
-/// Of several queries side by side, one in the first half and another in the second, each has the scores that it has alone.
-fn halved<const Q: usize>(
+/// Returns the scores and the sums of `Q` rows over some keys that are values, too, and the square of their longest.
+fn few<E: Element<Scalar = f32>, const Q: usize>(
     simd: Simd,
-    keys: Keys<'_, f32>,
-    [(one, its), (other, others)]: [(&[f32], &Vec<f64>); 2],
-) {
-    let mut found = vec![vec![0.0; its.len()]; Q];
-    let queries = std::array::from_fn(|q| if q < Q / 2 { one } else { other });
-    simd.scores_shared::<f32, Q>(keys, 1, (queries, 0.37), lent(&mut found));
-    let (first, second) = found.split_at(Q / 2);
-    assert!(first.iter().all(|found| found == its) && second.iter().all(|found| found == others));
+    keys: Keys<'_, E>,
+    queries: &[Vec<f32>],
+    count: usize,
+) -> Vec<(Vec<f32>, Vec<f64>, f32)> {
+    let width = keys.dim().next_multiple_of(LANES);
+    let mut scores = vec![vec![0.0; count]; Q];
+    let mut places = queries.iter().zip(&mut scores);
+    let mut rows: [Scored<'_>; Q] = std::array::from_fn(|_| {
+        let (query, to) = places.next().unwrap();
+        Scored { query, to }
+    });
+    let square = simd.score_few(keys, &mut rows, 0.37);
+    let mut sums = vec![vec![0.5; width + 1]; Q];
+    let mut places = scores.iter().zip(&mut sums);
+    let mut rows: [Weighed<'_>; Q] = std::array::from_fn(|_| {
+        let (scores, sums) = places.next().unwrap();
+        Weighed { scores, top: scores.iter().copied().fold(f32::NEG_INFINITY, f32::max), sums }
+    });
+    simd.average_few(keys, &mut rows);
+    scores.into_iter().zip(sums).map(|(scores, sums)| (scores, sums, square)).collect()
 }
 
-/// Products and averages for some queries side by side, each what it is alone.
-fn shared<E: Element, const Q: usize>(simd: Simd, keys: Keys<'_, E>, count: usize) -> Vec<f64> {
-    let width = keys.dim().next_multiple_of(LANES);
-    let queries: [Vec<f64>; Q] = std::array::from_fn(|q| {
-        let mut query = entries(keys.dim(), 5 + q as u32);
-        query.resize(width, 0.0);
-        query
-    });
-    let mut products = vec![vec![0.0; count - 1]; Q];
-    let mut sums = vec![vec![0.5; width]; Q];
-    simd.shared_products(keys, 1, queries.each_ref().map(|query| &query[..]), lent(&mut products));
-    let weights: [&[f64]; Q] = std::array::from_fn(|q| &products[q][..]);
-    simd.shared_average(keys, 1, weights, lent(&mut sums));
-    for (q, query) in queries.iter().enumerate() {
-        let (mut alone, mut sum) = (vec![0.0; count - 1], vec![0.5; width]);
-        simd.products_f64(keys, Picked::From(1), query, &mut alone);
-        simd.average(keys, Picked::From(1), &alone, &mut sum);
-        assert!(alone == products[q] && sum == sums[q], "{Q} {q}");
+fn few_rows<E: Element<Scalar = f32>>(from: fn(f64) -> E) {
+    let levels = Simd::all();
+    for (count, dim) in [(1, 1), (3, 15), (17, 16), (33, 64), (40, 70), (64, 200), (63, 128)] {
+        let stride = dim + 3;
+        let stored: Vec<E> = entries(count * stride, 1).into_iter().map(from).collect();
+        let keys = Keys::new(&stored, stride, dim);
+        let queries: Vec<Vec<f32>> = (0..8)
+            .map(|q| {
+                let mut query: Vec<f32> = entries(dim, 5 + q).iter().map(|&x| x as f32).collect();
+                query.resize(dim.next_multiple_of(LANES), 0.0);
+                query
+            })
+            .collect();
+        let want = few::<E, 8>(levels[levels.len() - 1].1, keys, &queries, count);
+        for &(name, simd) in levels {
+            // Each is what it is beside others.
+            assert!(few::<E, 1>(simd, keys, &queries, count) == want[..1], "{name} {dim}");
+            assert!(few::<E, 2>(simd, keys, &queries, count) == want[..2], "{name} {dim}");
+            assert!(few::<E, 4>(simd, keys, &queries, count) == want[..4], "{name} {dim}");
+            assert!(few::<E, 8>(simd, keys, &queries, count) == want, "{name} {dim}");
+        }
+        let wide =
+            |key: usize, i: usize| f64::from(Into::<f64>::into(keys.row(key)[i].widen()) as f32);
+        let squares = (0..count).map(|key| (0..dim).map(|i| wide(key, i).powi(2)).sum::<f64>());
+        let longest = squares.fold(0.0, f64::max);
+        for (query, (scores, sums, square)) in queries.iter().zip(&want) {
+            assert!(
+                f64::from(*square) >= longest * (1.0 - 1e-5) && *square <= 20.0 * longest as f32
+            );
+            for (key, &score) in scores.iter().enumerate() {
+                let terms = (0..dim).map(|i| f64::from(query[i]) * wide(key, i));
+                let size = terms.clone().map(f64::abs).sum::<f64>();
+                let off = (f64::from(score) - terms.sum::<f64>() * f64::from(0.37f32)).abs();
+                assert!(off <= size * f64::from(f32::EPSILON) * (dim / LANES + 6) as f64);
+            }
+            let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let weight = |key: usize| f64::from(scores[key] - top).exp();
+            let real: f64 = (0..count).map(weight).sum();
+            assert!((sums[sums.len() - 1] - 0.5 - real).abs() <= 2e-5 * real);
+            for (i, sum) in sums[..dim].iter().enumerate() {
+                let terms = (0..count).map(|key| weight(key) * wide(key, i));
+                let size = terms.clone().map(f64::abs).sum::<f64>();
+                assert!((sum - 0.5 - terms.sum::<f64>()).abs() <= 3e-5 * size + 1e-30);
+            }
+        }
     }
-    [products.concat(), sums.concat()].concat()
+}
+
+#[test]
+fn a_few_rows_have_the_same_bits_and_are_near() {
+    few_rows(|v| v as f32);
+    few_rows(f16::from_f64);
+    few_rows(bf16::from_f64);
+}
+
+/// A key that is not finite is told, and values behind scores of negative infinity are not read.
+#[test]
+fn a_few_rows_tell_what_is_not_finite() {
+    for (name, simd) in Simd::all() {
+        for (bad, at) in [(f32::NAN, 0), (f32::INFINITY, 17), (f32::NEG_INFINITY, 40), (2e19, 63)] {
+            let mut stored = vec![1.0f32; 64 * 20];
+            stored[at * 20 + 5] = bad;
+            let keys = Keys::new(&stored, 20, 20);
+            let (query, mut to) = ([1.0; 32], [0.0; 64]);
+            let mut rows = [Scored { query: &query, to: &mut to }];
+            assert_eq!(simd.score_few(keys, &mut rows, 1.0), f32::INFINITY, "{name}");
+            let mut sums = [0.25; 33];
+            let scores = &[f32::NEG_INFINITY; 64];
+            simd.average_few(keys, &mut [Weighed { scores, top: 1.0, sums: &mut sums }]);
+            assert!(sums == [0.25; 33], "{name}");
+            simd.average_few(
+                keys,
+                &mut [Weighed { scores: &[0.0; 64], top: 0.0, sums: &mut sums }],
+            );
+            assert!(!sums[5].is_finite() || bad == 2e19, "{name}");
+        }
+    }
 }
 
 fn same_bits<E: Element>(from: fn(f64) -> E) {
@@ -121,23 +175,11 @@ fn scores_of_listed_keys_have_the_same_bits_and_are_near() {
         let list: Vec<u32> = (0..count as u32).filter(|key| key % 3 != 1).collect();
         let mut query: Vec<f32> = entries(dim, 2).into_iter().map(|x| x as f32).collect();
         query.resize(dim.next_multiple_of(LANES), 0.0);
-        let twice: Vec<f32> = query.iter().map(|x| 2.0 * x).collect();
         let told = |simd: Simd| {
             let (mut a, mut b) = (vec![0.0; list.len()], vec![0.0; list.len() - 1]);
             let by = (&query[..], 0.37);
             simd.scores_listed(Keys::new(&stored, stride, dim), &list, by, &mut a);
             simd.scores_listed(Keys::new(&halves, stride, dim), &list, by, &mut b);
-            // Side by side each is what it is alone.
-            let (mut c, mut d) = (vec![0.0; count - 1], vec![0.0; count - 1]);
-            let two = ([&query[..], &twice[..]], 0.37);
-            simd.scores_shared(Keys::new(&stored, stride, dim), 1, two, [&mut c, &mut d]);
-            for (at, &key) in list.iter().enumerate().filter(|(_, key)| **key > 0) {
-                assert_eq!(f64::from(a[at]).to_bits(), c[key as usize - 1].to_bits());
-            }
-            assert!(c.iter().zip(&d).all(|(one, two)| 2.0 * one == *two));
-            let keys = Keys::new(&stored, stride, dim);
-            halved::<4>(simd, keys, [(&query, &c), (&twice, &d)]);
-            halved::<8>(simd, keys, [(&query, &c), (&twice, &d)]);
             [a, b].concat()
         };
         let want = told(levels[levels.len() - 1].1);

@@ -157,15 +157,15 @@ impl Attend<'_> {
         }
     }
 
-    /// Computes the scores of all keys for `C` groups of rows.
+    /// Computes the scores of all keys for `C` groups of rows, `R` keys at a time.
     #[inline(always)]
-    unsafe fn scores<L: Level, const C: usize>(&mut self, at: usize) {
-        let whole = self.count / TILE * TILE;
+    unsafe fn scores<L: Level, const R: usize, const C: usize>(&mut self, at: usize) {
+        let whole = self.count / R * R;
         for from in (0..self.dim).step_by(RUN) {
             let entries = (from, RUN.min(self.dim - from));
             // Keys and rows are those that are there.
-            for key in (0..whole).step_by(TILE) {
-                self.score::<L, TILE, C>(key, at, entries);
+            for key in (0..whole).step_by(R) {
+                self.score::<L, R, C>(key, at, entries);
             }
             for key in whole..self.count {
                 self.score::<L, 1, C>(key, at, entries);
@@ -227,12 +227,17 @@ impl Pass for Attend<'_> {
     unsafe fn run<L: Level>(mut self) {
         const WIDE: usize = 4 * LANES;
         let (padded, width) = (self.weighed.padded, self.width);
-        if L::ROOMY && padded == WIDE {
-            self.scores::<L, 4>(0);
-        } else {
-            for at in (0..padded).step_by(LANES) {
-                self.scores::<L, 1>(at);
+        // As many sums as hide the latency of an addition. The grouping does not change their bits.
+        let mut at = 0;
+        while at < padded {
+            let groups = if L::ROOMY { 1 << ((padded - at) / LANES).min(4).ilog2() } else { 1 };
+            match groups {
+                1 if L::ROOMY => self.scores::<L, 16, 1>(at),
+                1 => self.scores::<L, TILE, 1>(at),
+                2 => self.scores::<L, 8, 2>(at),
+                _ => self.scores::<L, TILE, 4>(at),
             }
+            at += groups * LANES;
         }
         for at in (0..padded).step_by(LANES) {
             self.weigh::<L>(at);

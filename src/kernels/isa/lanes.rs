@@ -142,8 +142,6 @@ pub(crate) trait Scalar:
     fn nearest(value: f64) -> Self;
     /// Returns the smallest value of this type that is at least `value`, which is not NaN.
     fn at_least(value: f64) -> Self;
-    /// Converts the lanes that an element is computed in to this type.
-    unsafe fn of<L: Level, E: Element>(lanes: LanesOf<L, E>) -> Self::Lanes<L>;
 }
 
 impl Scalar for f32 {
@@ -163,10 +161,6 @@ impl Scalar for f32 {
     fn at_least(value: f64) -> Self {
         let nearest = value as f32;
         if f64::from(nearest) < value { nearest.next_up() } else { nearest }
-    }
-    #[inline(always)]
-    unsafe fn of<L: Level, E: Element>(lanes: LanesOf<L, E>) -> L::F32 {
-        E::single::<L>(lanes)
     }
 }
 
@@ -196,10 +190,6 @@ impl Scalar for f64 {
     }
     fn at_least(value: f64) -> Self {
         value
-    }
-    #[inline(always)]
-    unsafe fn of<L: Level, E: Element>(lanes: LanesOf<L, E>) -> L::F64 {
-        E::double::<L>(lanes)
     }
 }
 
