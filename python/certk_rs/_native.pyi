@@ -577,7 +577,7 @@ def nearest_rsqrt(d: object) -> float:
     """Return the float64 nearest d^-1/2, d >= 1: the default scale of attention."""
 
 def simd_level() -> str:
-    """Name of the instruction-set level in use: portable, portable-nofma, avx2, avx512, amx or neon."""
+    """Name of the level in use: portable, portable-nofma, avx2, avx512, amx or neon."""
 
 def set_simd_level(level: str | None) -> None:
     """Force a level; None returns to `CERTK_LEVEL` or detection."""

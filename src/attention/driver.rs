@@ -213,10 +213,14 @@ impl AttentionJob<'_> {
             listed.chunk_by(|&a, &b| self.query_rows.head_of(a) == self.query_rows.head_of(b))
         {
             // How rows are put together depends on nothing but the shapes, so that answers do not depend on threads.
-            for rows in of_head.chunks(UNIT_ROWS) {
-                units.push((self.query_rows.head_of(rows[0]), from..from + rows.len()));
-                from += rows.len();
-            }
+            // Parts are of about one size: a few rows that are left over would be answered another way.
+            let (all, parts) = (of_head.len(), of_head.len().div_ceil(UNIT_ROWS));
+            let head = self.query_rows.head_of(of_head[0]);
+            units
+                .extend((0..parts).map(|part| {
+                    (head, from + part * all / parts..from + (part + 1) * all / parts)
+                }));
+            from += all;
         }
         units
     }

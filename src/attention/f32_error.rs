@@ -22,6 +22,10 @@ pub(super) const SHORT_VALUE: f64 = 1.0 / 256.0;
 pub(super) const TWO_PIECES: f64 = 1.0 / 65_536.0 + WEIGHT * 1.01;
 /// Error of a score, relative to the norms of query and key.
 const SHORT_SCORE: f64 = 3.03 / 65_536.0;
+/// Error of f32 scores, in nats, beyond which a row that may drop something is not computed with others, if its budget is less.
+pub(super) const ROUGH: f64 = 1e-3;
+/// Length of a value up to which nothing overflows, nor rounds to infinity.
+pub(super) const LONGEST: f64 = 1e36;
 /// Share of the mass of keys whose weights are rounded to nothing.
 const FLUSHED: f64 = 1e-27;
 
@@ -83,8 +87,8 @@ impl AttentionJob<'_> {
             return None;
         }
         let steps = query.len().div_ceil(PANEL_RUN) as f64;
-        // Two more sums for each step.
-        let more = if short { SHORT_SCORE + 2.0 * steps * U } else { 0.0 };
+        // Two more sums for each step, of pieces that are together a little longer.
+        let more = if short { SHORT_SCORE + 2.1 * steps * U } else { 0.0 };
         // Pieces and sums that are subnormal.
         let flushed = query.len() as f64 * 2f64.powi(-122) * (1.0 + own + norm);
         Some((own * norm * more + flushed) * self.scale.abs() * UP)

@@ -3,7 +3,9 @@
 use half::{bf16, f16};
 
 use super::ball::norm_of_square;
-use super::f32_error::{SHORT_VALUE, SHORT_WEIGHT, TWO_PIECES, U, WEIGHT, weight_error};
+use super::f32_error::{
+    LONGEST, ROUGH, SHORT_VALUE, SHORT_WEIGHT, TWO_PIECES, U, WEIGHT, weight_error,
+};
 use super::job::{Answer, AttentionJob, RowBudget, UNIT_ROWS};
 use super::sink::Sunk;
 use crate::error::Error;
@@ -74,7 +76,10 @@ impl AttentionJob<'_> {
             } else {
                 Some(0.0)
             };
-            if let Some(more) = more {
+            // Of others the weights would be off by more than the budget.
+            let eps = budget.eps.of(rows[at]);
+            let fine = |more: &f64| eps == 0.0 || error + more <= eps.max(ROUGH);
+            if let Some(more) = more.filter(fine) {
                 whole.push(Row { at, error: error + more, upper: 0.0 });
             }
         }
@@ -115,11 +120,12 @@ impl AttentionJob<'_> {
             *to = self.query_rows.row_visibility(rows[row.at]);
         }
         let visibility = &visibility[..chosen.len()];
+        let mut fits = [true; UNIT_ROWS];
         for_coded_dtype!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
             for_coded_dtype!(self.values, V => {
                 let values = matrix::<V>(self.values, head);
-                self.over(keys, values, visibility, cutting, &mut panels);
+                self.over(keys, values, visibility, cutting, (&mut panels, &mut fits));
                 Ok(())
             })
         })?;
@@ -128,7 +134,7 @@ impl AttentionJob<'_> {
             Precise { stored_short: true, .. } => (TWO_PIECES, SUMS),
             Precise { .. } => (WEIGHT, SUMS),
         };
-        for (i, row) in chosen.iter().enumerate() {
+        for (i, row) in chosen.iter().enumerate().filter(|&(i, _)| fits[i]) {
             let mut sums: Reused<f64> = Reused::with_hint(shape.1);
             let (top, total) = panels[i / PANEL_ROWS].row(i % PANEL_ROWS, &mut sums);
             let found = (top, total, sums);
@@ -163,26 +169,42 @@ impl AttentionJob<'_> {
             weight_error: weight_error(error, weights),
             sum_error: sums,
             coded_error: 0.0,
-            log_mass: sunk.log_mass(SUMS + weights, top, error),
+            // A real weight may be larger by as much of a computed one.
+            log_mass: sunk.log_mass(SUMS + weights * 1.01, top, error),
         })
     }
 
-    /// Takes rows over the keys that they see, block by block.
+    /// Takes rows over the keys that they see, block by block, but for blocks with values that f32 may not add: rows that see
+    /// any of such a block do not fit.
     fn over<K: Element<Scalar = f32>, V: Element<Scalar = f32>>(
         &self,
         keys: Keys<'_, K>,
         values: Keys<'_, V>,
         visibility: &[RowVisibility<'_>],
         cutting: Option<Cutting>,
-        panels: &mut [PanelRows],
+        (panels, fits): (&mut [PanelRows], &mut [bool]),
     ) {
         let longest =
             |rows: &[RowVisibility<'_>]| rows.iter().map(|row| row.prefix).max().unwrap_or(0);
         let end = longest(visibility);
         let mut limits = [0.0f32; PANEL_ROWS];
         let mut each = Reused::new();
+        let origin: Reused<f64> =
+            std::iter::repeat_n(0.0, values.dim().next_multiple_of(LANES)).collect();
         for from in asked_each((0..end).step_by(PANEL_KEYS)) {
             let place = (from, PANEL_KEYS.min(end - from));
+            let sees = |row: &RowVisibility<'_>| (from..from + place.1).any(|key| row.sees(key));
+            if !visibility.iter().any(sees) {
+                continue;
+            }
+            let square = self.simd.farthest(values.behind(from), place.1, &origin);
+            // The comparison is false for what is not a number.
+            if !(square < LONGEST * LONGEST) {
+                for (fits, row) in fits.iter_mut().zip(visibility) {
+                    *fits &= !sees(row);
+                }
+                continue;
+            }
             with_scratch(|scratch: &mut TileScratch| {
                 let TileScratch { of_block, of_weights } = scratch;
                 let mut of_block = Some(of_block);

@@ -213,9 +213,7 @@ def test_out_tol_random(dtype: str) -> None:
     fewest = []
     for part in (1e-1, 3e-2, 1e2):
         tolerance = np.full((4, 5), part * spread) * rng.uniform(0.9, 1.1, (4, 5))
-        result = ck.attention(
-            q, k, v, out_tol=tolerance, causal=True, even_if_slower=True
-        )
+        result = ck.attention(q, k, v, out_tol=tolerance, causal=True, even_if_slower=True)
         assert (result.error_bound <= tolerance).all()
         assert (length(result.out.astype(LD) - exact) <= result.error_bound).all()
         fewest.append(result.k.sum())

@@ -63,7 +63,7 @@ NAMED = {
     "src/attention/few.rs": ["ALL", "VAGUE", "TINY"],
     "src/attention/narrow.rs": ["FINE", "ALWAYS_FINE"],
     "src/attention/sink.rs": ["MOST", "HELD"],
-    "src/attention/f32_error.rs": ["U", "SAFE"],
+    "src/attention/f32_error.rs": ["U", "SAFE", "ROUGH", "LONGEST"],
     "src/numerics/certified_sums.rs": ["U", "V", "LN2_HIGH", "LN2_LOW"],
     "src/index/codes/shrink.rs": ["STALE"],
     "src/index/spread.rs": ["GROWN", "UP"],
