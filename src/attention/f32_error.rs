@@ -37,9 +37,8 @@ pub(super) fn weight_error(error: f64, own: f64) -> f64 {
     grown + own * (1.0 + grown)
 }
 
-/// Returns a bound on the total variation distance of shares whose weights are off by factors within 1 +- delta: with
-/// P_i the shares and delta_i the errors it is sum P_i |delta_i - m| / (2 + 2 m), m their mean, and that of |delta_i -
-/// m| is at most delta.
+/// Returns a bound on the total variation distance of shares whose weights are off by factors within 1 +- delta, as
+/// docs/soundness.md proves.
 fn distance(delta: f64) -> f64 {
     if delta < 0.5 { delta / (2.0 - 2.0 * delta) * UP + FLUSHED } else { 1.0 }
 }

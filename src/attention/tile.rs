@@ -199,7 +199,8 @@ impl AttentionJob<'_> {
             }
             let square = self.simd.farthest(values.behind(from), place.1, &origin);
             // The comparison is false for what is not a number.
-            if !(square < LONGEST * LONGEST) {
+            let fit = square < LONGEST * LONGEST;
+            if !fit {
                 for (fits, row) in fits.iter_mut().zip(visibility) {
                     *fits &= !sees(row);
                 }

@@ -38,11 +38,11 @@ pub(crate) use weights::{HIDDEN, RowWeights, see_row, weigh_row};
 use crate::error::Error;
 use crate::kernels::Simd;
 
-/// Returns the name of the instruction-set level in force: "portable", "avx2", "avx512" or "neon". Results do not
-/// depend on it.
+/// Returns the name of the instruction-set level in force: "portable", "avx2", "avx512", "amx" or "neon".
+/// Results do not depend on it, but for last bits of outputs of attention.
 ///
 /// ```
-/// assert!(["portable", "avx2", "avx512", "neon"].contains(&certk_rs::simd_level()?));
+/// assert!(["portable", "avx2", "avx512", "amx", "neon"].contains(&certk_rs::simd_level()?));
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 ///

@@ -26,18 +26,17 @@ const STEPS: usize = BLOCK / DEEP;
 pub(crate) struct Pieces {
     keys: Vec<Line>,
     values: Vec<Line>,
-    key_pieces: usize,
+    per_key: usize,
     pub(super) count: usize,
 }
 
-held!(Pieces { keys, values; key_pieces, count });
+held!(Pieces { keys, values; per_key, count });
 
 impl Pieces {
     /// Returns `true` if the block fits rows, and values of `width` entries.
     pub(super) fn holds(&self, rows: &PieceRows, width: usize) -> bool {
         let (side, values) = (self.count.next_multiple_of(SIDE), width.next_multiple_of(SIDE));
-        self.keys.len() == self.key_pieces * side * rows.steps
-            && self.values.len() == values * STEPS
+        self.keys.len() == self.per_key * side * rows.steps && self.values.len() == values * STEPS
     }
 }
 
@@ -57,7 +56,7 @@ impl<K: Element<Scalar = f32>, V: Element<Scalar = f32>> Cut<'_, K, V> {
     unsafe fn cut_keys<T: Tiles, const P: usize>(&mut self) {
         let steps = self.keys.dim().div_ceil(DEEP);
         let padded = self.count.next_multiple_of(SIDE);
-        (self.to.key_pieces, self.to.count) = (P, self.count);
+        (self.to.per_key, self.to.count) = (P, self.count);
         self.to.keys.resize(P * padded * steps, Line::ZERO);
         for key in 0..self.count {
             let row = self.keys.row(self.from + key);
@@ -74,7 +73,7 @@ impl<K: Element<Scalar = f32>, V: Element<Scalar = f32>> Cut<'_, K, V> {
                     let (b, other) = T::piece(high);
                     (low, high) = (rest, other);
                     let to = &mut self.to.keys[(piece * padded + key) * steps + step];
-                    T::write(T::beside(a, b), to);
+                    T::write(T::beside(a, b), &raw mut *to);
                 }
             }
         }
@@ -104,7 +103,7 @@ impl<K: Element<Scalar = f32>, V: Element<Scalar = f32>> Cut<'_, K, V> {
                     *pairs = T::pairs(T::piece(two[0]).0, T::piece(two[1]).0);
                 }
                 for (entry, line) in T::turn(tile).into_iter().enumerate() {
-                    T::write(line, &mut self.to.values[(at + entry) * STEPS + step]);
+                    T::write(line, &raw mut self.to.values[(at + entry) * STEPS + step]);
                 }
             }
         }
@@ -229,7 +228,7 @@ impl AttendPieces<'_> {
                 start: self.block.keys.as_ptr().add(key * steps),
                 apart: steps,
                 plane: padded * steps,
-                pieces: self.block.key_pieces,
+                pieces: self.block.per_key,
             };
             for group in (0..groups).step_by(2) {
                 let columns = Side {
