@@ -4,7 +4,7 @@ use super::ball::norm_of_square;
 use super::job::{Answer, AttentionJob, MANY, RowBudget, Unit};
 use super::pending::{PendingRow, grow};
 use crate::error::Error;
-use crate::index::{Guess, Query, QueryScratch, Rung};
+use crate::index::{Query, QueryScratch, Rung};
 use crate::kernels::{Element, FEW_KEYS, Keys, LANES, Picked};
 use crate::rows::{Data, Scores, for_dtype};
 use crate::runtime::memory;
@@ -87,7 +87,7 @@ impl AttentionJob<'_> {
     ) -> Result<Reused<Answer>, Error> {
         let &Unit { head, rows: list, threads } = unit;
         let mut rows = self.rows(head, list, budget)?;
-        self.prune_by_codes(head, &mut rows, &mut Guess::default(), threads)?;
+        self.prune_by_codes(head, &mut rows, threads)?;
         let mut answers: Reused<(usize, Answer)> = Reused::with_hint(rows.len());
         if !budget.careful && !self.query_rows.options.even_if_slower {
             let narrow = rows.extract_if(.., |row| self.fits_narrow(row)).collect();

@@ -22,11 +22,10 @@ impl AttentionJob<'_> {
         &self,
         head: usize,
         rows: &mut [PendingRow],
-        guess: &mut Guess,
         threads: usize,
     ) -> Result<(), Error> {
         let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
-        let simd = self.simd;
+        let (simd, mut guess) = (self.simd, Guess::default());
         for row in rows.iter_mut() {
             row.listed = row.prepared.as_ref().is_some_and(|prepared| {
                 Codes::can_split(&prepared.code_error, self.query_rows.row_visibility(row.number))
@@ -37,11 +36,11 @@ impl AttentionJob<'_> {
             if let &[a, b, c, d] = four
                 && let Ok(four) = rows.get_disjoint_mut([a, b, c, d])
             {
-                list_together(codes, (simd, threads), four, guess)?;
+                list_together(codes, (simd, threads), four, &guess)?;
                 continue;
             }
             for &at in four {
-                list_together(codes, (simd, threads), [&mut rows[at]], guess)?;
+                list_together(codes, (simd, threads), [&mut rows[at]], &guess)?;
             }
         }
         for _ in (0..=MISSES).filter(|_| !listed.is_empty()) {
@@ -55,7 +54,7 @@ impl AttentionJob<'_> {
                 // Its list began too high.
                 row.listed = row.open && !row.flat && above.again;
                 if row.listed {
-                    list_together(codes, (simd, threads), [row], guess)?;
+                    list_together(codes, (simd, threads), [row], &guess)?;
                 }
             }
             if !rows.iter().any(|row| row.listed) {

@@ -194,6 +194,7 @@ impl AttentionJob<'_> {
         for from in asked_each((0..end).step_by(PANEL_KEYS)) {
             let place = (from, PANEL_KEYS.min(end - from));
             let sees = |row: &RowVisibility<'_>| (from..from + place.1).any(|key| row.sees(key));
+            // What nobody sees is not touched.
             if !visibility.iter().any(sees) {
                 continue;
             }
@@ -208,14 +209,12 @@ impl AttentionJob<'_> {
             }
             with_scratch(|scratch: &mut TileScratch| {
                 let TileScratch { of_block, of_weights } = scratch;
-                let mut of_block = Some(of_block);
-                let mut block = None;
+                let block = self.simd.block(keys, values, place, cutting, of_block);
                 for (panel, rows) in panels.iter_mut().zip(visibility.chunks(PANEL_ROWS)) {
                     if longest(rows) <= from {
                         continue;
                     }
                     let sees = match masked(rows, place, &mut each) {
-                        // What nobody sees is not touched.
                         Masked::All => continue,
                         Masked::Some => BlockMask::Each(&each),
                         Masked::None => {
@@ -225,12 +224,7 @@ impl AttentionJob<'_> {
                             BlockMask::First(&limits)
                         }
                     };
-                    if let Some(scratch) = of_block.take() {
-                        block = Some(self.simd.block(keys, values, place, cutting, scratch));
-                    }
-                    if let Some(block) = block {
-                        self.simd.attend(panel, block, sees, of_weights);
-                    }
+                    self.simd.attend(panel, block, sees, of_weights);
                 }
             });
         }
