@@ -209,7 +209,7 @@ class ValueIndex:
     """Codes of values (..., n, d)."""
 
     @staticmethod
-    def build(values: _Stored, threads: object) -> ValueIndex: ...
+    def build(values: _Stored, bits: int, threads: object) -> ValueIndex: ...
     def append_beside(
         self, values: _Stored, index: KeyIndex, keys: _Stored, threads: object
     ) -> None:
@@ -225,6 +225,8 @@ class ValueIndex:
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> str: ...
+    @property
+    def bits(self) -> int: ...
     @property
     def bytes(self) -> int: ...
 
@@ -521,7 +523,12 @@ def attention(
         float | NDArray[np.float64] | None,  # eps
         float | NDArray[np.float64] | None,  # out_tol
     ],
-    how: tuple[object, object, bool],  # scale, even_if_slower, whether keys or values are mapped
+    how: tuple[
+        object,  # scale
+        object,  # even_if_slower
+        bool,  # whether weights come from exact scores alone
+        bool,  # whether keys or values are mapped
+    ],
     sight: tuple[
         object,  # causal
         NDArray[np.int64] | None,  # lengths

@@ -26,8 +26,8 @@ _Stored = tuple[NDArray[Any], str]
 class KvIndex(KeyIndex):
     """A `KeyIndex` that has codes of the values as well; see docs/search.md.
 
-    Made by `build` or `load`. Values take d_v + 4 bytes each (d_v rounded up to a multiple of 16)
-    and two d_v x d_v matrices per head. Values themselves are not kept.
+    Made by `build` or `load`. Values take d_v + 4 bytes each, or d_v / 2 + 4 in four bits (d_v
+    rounded up to a multiple of 16), and two d_v x d_v matrices per head. Values themselves are not kept.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class KvIndex(KeyIndex):
         *,
         rotate: bool | None = None,
         keep_keys: bool = True,
+        value_bits: int = 8,
         threads: int | None = None,
     ) -> Self:
         """Encode keys and values, in parallel.
@@ -61,6 +62,8 @@ class KvIndex(KeyIndex):
                 `keys`; float32, float16 or bfloat16, all finite.
             rotate: As in `KeyIndex.build`, of keys. Values are not turned.
             keep_keys: As in `KeyIndex.build`.
+            value_bits: 8, or 4 for half the bytes of values. In 4 bits outputs lose sixteen times as
+                much, which averages of many thousand values even out; `error_bound` has it.
             threads: Number of threads; None for all available.
 
         Raises:
@@ -68,9 +71,16 @@ class KvIndex(KeyIndex):
                 shapes.
         """
         stored, beside = _pair(keys, values)
+        if value_bits not in (4, 8):
+            raise CertkError(f"value_bits is {value_bits!r}: pass 8 or 4")
         index = _native.KeyIndex.build(stored, rotate, threads)
-        native_values = _native.ValueIndex.build(beside, threads)
+        native_values = _native.ValueIndex.build(beside, value_bits, threads)
         return cls(index, stored[0] if keep_keys else None, native_values)
+
+    @property
+    def value_bits(self) -> int:
+        """Bits of a code of an entry of a value: 8 or 4."""
+        return self._values.bits
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +92,7 @@ class KvIndex(KeyIndex):
         entries = self._values.shape[-1]
         return (
             f"KvIndex(shape={self.shape}, {self.dtype} keys {kept}, {self._values.dtype} values of "
-            f"{entries} entries, {self.nbytes} bytes)"
+            f"{entries} entries in {self.value_bits} bits, {self.nbytes} bytes)"
         )
 
     def append(  # type: ignore[override]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,9 @@ from .kv_index import KvIndex
 from .results import AttentionResult
 
 _Shape = tuple[int, ...]
+
+Weights = Literal["codes", "exact"]
+"""Sources of weights: codes and short floats as well, or exact scores alone."""
 
 
 class ValueBall:
@@ -83,6 +86,7 @@ def attention(
     sinks: ArrayLike | None = None,
     ball: ValueBall | None = None,
     even_if_slower: bool = False,
+    weights: Weights = "codes",
     threads: int | None = None,
 ) -> AttentionResult:
     """Softmax attention that drops what it can prove to be small, and says what was lost.
@@ -119,6 +123,9 @@ def attention(
         ball: A `ValueBall` around exactly these values, so that the error bound reads none.
         even_if_slower: Drop what may be dropped also where computing everything is faster, to see
             how many keys a row needs.
+        weights: "exact" for truncation alone, as in arXiv 2512.07647: keys are dropped, and the
+            weights of the others come from exact scores. "codes" lets weights come from codes, and
+            of many rows be rounded to bf16, as far as eps allows.
         threads: Number of threads; None for all available (RAYON_NUM_THREADS and CPU quotas count).
 
     Returns:
@@ -143,6 +150,7 @@ def attention(
         raise CertkError(f"ball is a {type(ball).__name__}; pass a certk_rs.ValueBall of v")
     if index is not None and not isinstance(index, KeyIndex | IndexArrays):
         raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex of k")
+    need_weights(weights)
     seen = None
     if mask is not None:
         if queries.ndim < 2 or keys.ndim < 2:
@@ -165,11 +173,17 @@ def attention(
         stored_values,
         None if index is None else index._index,
         (_budget("eps", eps, batch), _budget("out_tol", out_tol, batch)),
-        (scale, even_if_slower, mapped),
+        (scale, even_if_slower, weights == "exact", mapped),
         sight,
     )
     out = _like(q, found.out.reshape(*batch, values.shape[-1]), dtype)
     return AttentionResult._of(found, out=out)
+
+
+def need_weights(weights: str) -> None:
+    """Raise `CertkError` if there is no such choice of weights."""
+    if weights not in ("codes", "exact"):
+        raise CertkError(f'weights is {weights!r}; pass "codes" or "exact"')
 
 
 def ball_of_parts(shape: list[int], heads: list[NDArray[np.float64]], batch: _Shape) -> ValueBall:

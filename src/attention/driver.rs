@@ -9,6 +9,7 @@ use super::query_rows::QueryRows;
 use super::result::Attention;
 use crate::error::Error;
 use crate::index::KeyIndex;
+use crate::numerics::finite::all_finite;
 use crate::rows::{PerRow, Vectors};
 use crate::runtime::memory::{check_memory, check_memory_in_each};
 use crate::runtime::reused::Reused;
@@ -59,21 +60,22 @@ pub fn attention(
     let _modes = threads::default_floats();
     // Sums of values of rows that are worked on together.
     check_memory("v", values.dim(), UNIT_ROWS * 24)?;
-    // Of each row its head, its output, its group and nine numbers, of each head a norm and its rows.
+    // Of each row its head, its output, its group and nine numbers, of each head a norm and its rows, and a mark for each
+    // block of values.
     let rows = queries.heads().saturating_mul(queries.len());
     check_memory(
         "q",
         rows.max(queries.heads()),
         values.dim().saturating_mul(8).saturating_add(160),
     )?;
-    check_memory("k", keys.heads(), 64)?;
+    check_memory("k", keys.heads(), keys.len() / 16 + 72)?;
     let query_rows = QueryRows::new(queries, keys, options)?;
     let job = AttentionJob::new(queries, keys, values, index, &query_rows)?;
     let mut all = Attention::empty(query_rows.rows(), values.dim(), options.precision);
     match budget {
         Budget::TailMass(eps) => {
             let eps = query_rows.per_row("eps", eps)?.budgets(query_rows.shape)?;
-            let short = !query_rows.options.even_if_slower;
+            let short = !query_rows.options.even_if_slower && !query_rows.options.exact_weights;
             job.run(RowBudget { eps, short, careful: false }, |_| true, &mut all)?;
             Ok(all)
         }
@@ -147,15 +149,14 @@ impl AttentionJob<'_> {
     /// Rounds a row's output, and returns the distance.
     fn round(&self, row: usize, out: &mut [f64]) -> Result<f64, Error> {
         let moved = self.query_rows.options.precision.round(out);
-        match out.iter().position(|entry| !entry.is_finite()) {
-            None => Ok(moved),
-            Some(entry) => {
-                let mut place = self.query_rows.place(row);
-                place.0.push(entry);
-                let problem = "the output overflows the precision of q; pass q in a wider one, or values divided by a constant";
-                Err(Error::Number { argument: "out", place, value: out[entry], problem })
-            }
+        if all_finite(out) {
+            return Ok(moved);
         }
+        let entry = out.iter().position(|entry| !entry.is_finite()).unwrap_or(0);
+        let mut place = self.query_rows.place(row);
+        place.0.push(entry);
+        let problem = "the output overflows the precision of q; pass q in a wider one, or values divided by a constant";
+        Err(Error::Number { argument: "out", place, value: out[entry], problem })
     }
 
     /// Computes all rows so that their outputs are within budgets, and returns the bounds that prove it.

@@ -29,6 +29,19 @@ pub(super) const LONGEST: f64 = 1e36;
 /// Share of the mass of keys whose weights are rounded to nothing.
 const FLUSHED: f64 = 1e-27;
 
+/// A query, and its length.
+#[derive(Clone, Copy)]
+pub(super) struct Measured<'a> {
+    entries: &'a [f64],
+    length: f64,
+}
+
+impl<'a> Measured<'a> {
+    pub(super) fn of(entries: &'a [f64]) -> Self {
+        Measured { entries, length: length(entries) }
+    }
+}
+
 /// Returns a bound on the relative error of weights whose scores are off by at most `error` nats, and which have another
 /// relative error.
 pub(super) fn weight_error(error: f64, own: f64) -> f64 {
@@ -46,9 +59,8 @@ fn distance(delta: f64) -> f64 {
 impl AttentionJob<'_> {
     /// Returns a bound on the error of a query's f32 scores beside keys of at most `norm`, for sums `deep` terms deep.
     /// `None` where f32 cannot hold the stored numbers, or may overflow.
-    pub(super) fn narrow_error(&self, query: &[f64], norm: f64, deep: usize) -> Option<f64> {
-        let scale = self.scale.abs();
-        let own = length(query);
+    pub(super) fn narrow_error(&self, query: Measured<'_>, norm: f64, deep: usize) -> Option<f64> {
+        let (scale, Measured { entries: query, length: own }) = (self.scale.abs(), query);
         // What a sum of products can be at most, whichever of its terms are added (Cauchy, Schwarz).
         let most = own * norm * (1.0 + 1e-12);
         let exact = !matches!(self.queries.data, Stored::F64(_))
@@ -70,18 +82,23 @@ impl AttentionJob<'_> {
     pub(super) fn short_distance(
         &self,
         row: usize,
-        (query, norm): (&[f64], f64),
+        (query, norm): (Measured<'_>, f64),
         error: f64,
     ) -> f64 {
-        let most = length(query) * norm * self.scale.abs() * UP + error;
+        let most = query.length * norm * self.scale.abs() * UP + error;
         // The sink's place among the scores, as in `with_sink`.
         let slip = self.sink(row).map_or(0.0, |sink| 2.0 * f64::EPSILON * (sink.abs() + most));
         distance(weight_error(error + slip, SHORT_WEIGHT))
     }
 
     /// Returns a bound on what pieces add to the error of scores of keys of at most `norm`; `None` where they may overflow.
-    pub(super) fn error_of_pieces(&self, query: &[f64], norm: f64, short: bool) -> Option<f64> {
-        let own = length(query);
+    pub(super) fn error_of_pieces(
+        &self,
+        query: Measured<'_>,
+        norm: f64,
+        short: bool,
+    ) -> Option<f64> {
+        let Measured { entries: query, length: own } = query;
         if !(own < SAFE && norm < SAFE) {
             return None;
         }

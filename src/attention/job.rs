@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use super::query_rows::QueryRows;
 use crate::error::Error;
 use crate::index::{KeyIndex, Rung};
-use crate::kernels::{PANEL_ROWS, Simd};
+use crate::kernels::{PANEL_KEYS, PANEL_ROWS, Simd};
 use crate::numerics::log_mass::LogMass;
 use crate::numerics::scale::nearest_rsqrt;
 use crate::rows::{PerRow, Vectors};
@@ -31,6 +31,8 @@ pub(super) struct AttentionJob<'a> {
     pub(super) simd: Simd,
     /// Largest norm of each head's keys that some row sees.
     pub(super) norms: Reused<OnceLock<f64>>,
+    /// Blocks of each head's values, `true` if f32 may add them.
+    pub(super) blocks_fit: Reused<OnceLock<bool>>,
 }
 
 /// Budget of rows.
@@ -87,7 +89,19 @@ impl<'a> AttentionJob<'a> {
         }
         let simd = Simd::current()?;
         let norms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
-        Ok(AttentionJob { queries, keys, values, index, query_rows, scale, simd, norms })
+        let blocks = keys.heads() * keys.len().div_ceil(PANEL_KEYS);
+        let blocks_fit = std::iter::repeat_with(OnceLock::new).take(blocks).collect();
+        Ok(AttentionJob {
+            queries,
+            keys,
+            values,
+            index,
+            query_rows,
+            scale,
+            simd,
+            norms,
+            blocks_fit,
+        })
     }
 }
 

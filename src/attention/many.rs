@@ -14,6 +14,7 @@ impl AttentionJob<'_> {
         // they do about it.
         let &AttentionOptions {
             even_if_slower,
+            exact_weights,
             // Where something is chosen: `ask_for`.
             mapped: _,
             // What a row sees: `QueryRows`. Its scores: `AttentionJob::scale`. All ways ask for its sink where its weights are summed.
@@ -31,6 +32,7 @@ impl AttentionJob<'_> {
         } = &self.query_rows.options;
         if self.query_rows.rows_of(unit.head).len() <= CODED
             && !even_if_slower
+            && !exact_weights
             && let Some(answers) = self.attend_coded(unit, budget)?
         {
             return Ok(answers);

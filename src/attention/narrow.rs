@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::average::by_portions;
 use super::ball::norm_of_square;
-use super::f32_error::{U, WEIGHT};
+use super::f32_error::{Measured, U, WEIGHT};
 use super::few::{ALL, BLOCK, fewest, portions, side_by_side};
 use super::job::{Answer, AttentionJob, MANY};
 use super::pending::{PendingRow, grow};
@@ -60,7 +60,7 @@ impl AttentionJob<'_> {
     /// Returns a bound on the error of a query's f32 scores that are summed in lanes, as [`AttentionJob::narrow_error`]
     /// does.
     pub(super) fn error_in_lanes(&self, query: &[f64], norm: f64) -> Option<f64> {
-        self.narrow_error(query, norm, depth(query.len()))
+        self.narrow_error(Measured::of(query), norm, depth(query.len()))
     }
 
     /// Returns `true` if a row may be scored in f32 with all keys before a position.

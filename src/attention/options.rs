@@ -36,6 +36,8 @@ pub struct AttentionOptions<'a> {
     pub value_index: Option<&'a ValueIndex<'a>>,
     /// Drop keys even where full attention is faster, to measure how many are needed.
     pub even_if_slower: bool,
+    /// Weigh keys by exact scores alone, not by codes nor in bf16: keys are dropped, and nothing else is lost but rounding.
+    pub exact_weights: bool,
     /// `true` if keys or values lie in mapped files. The keys selected by an index are then requested from the system
     /// before they are read.
     pub mapped: bool,
@@ -62,6 +64,8 @@ builders_of_defaults! { AttentionOptions<'a> {
     value_index(index: impl Into<Option<&'a ValueIndex<'a>>>) = index.into();
     /// Drops keys even where full attention is faster.
     even_if_slower(slower: bool) = slower;
+    /// Weighs keys by exact scores alone.
+    exact_weights(exact: bool) = exact;
     /// States that keys or values lie in mapped files.
     mapped(mapped: bool) = mapped;
     /// Sets the number of threads; `None` for all available.

@@ -61,10 +61,18 @@ impl AttentionJob<'_> {
     /// # Errors
     /// [`Error::KeyNotFinite`].
     pub(super) fn query(&self, row: usize) -> Result<Reused<f64>, Error> {
-        let m = self.queries.len();
         let mut wide = Reused::with_hint(self.queries.dim());
-        self.queries.finite(row / m, row % m, &mut wide)?;
+        self.add_query(row, &mut wide)?;
         Ok(wide)
+    }
+
+    /// Appends a query in f64.
+    ///
+    /// # Errors
+    /// [`Error::KeyNotFinite`].
+    pub(super) fn add_query(&self, row: usize, to: &mut Vec<f64>) -> Result<(), Error> {
+        let m = self.queries.len();
+        self.queries.add_finite(row / m, row % m, to)
     }
 
     /// Returns new rows.

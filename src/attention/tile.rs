@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::ball::norm_of_square;
 use super::f32_error::{
-    LONGEST, ROUGH, SHORT_VALUE, SHORT_WEIGHT, TWO_PIECES, U, WEIGHT, weight_error,
+    LONGEST, Measured, ROUGH, SHORT_VALUE, SHORT_WEIGHT, TWO_PIECES, U, WEIGHT, weight_error,
 };
 use super::job::{Answer, AttentionJob, RowBudget, UNIT_ROWS};
 use super::sink::Sunk;
@@ -14,6 +14,7 @@ use crate::kernels::{
     BlockMask, BlockScratch, Cutting, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN,
     PanelRows, Precise, WeightScratch,
 };
+use crate::numerics::finite::all_finite;
 use crate::rows::Stored;
 use crate::runtime::ambient::asked_each;
 use crate::runtime::held::held;
@@ -56,12 +57,16 @@ impl AttentionJob<'_> {
         budget: RowBudget<'_>,
         answers: &mut [Option<Answer>],
     ) -> Result<(), Error> {
-        let queries = rows.iter().map(|&row| self.query(row)).collect::<Result<Reused<_>, _>>()?;
+        let dim = self.queries.dim();
+        let mut queries: Reused<f64> = Reused::with_hint(rows.len() * dim);
+        for &row in rows {
+            self.add_query(row, &mut queries)?;
+        }
         let norm = self.norm(head)?;
         let (mut short, mut whole) = (Reused::<Row>::new(), Reused::<Row>::new());
-        for (at, query) in queries.iter().enumerate() {
+        for (at, query) in queries.chunks_exact(dim).enumerate() {
             // A run of fused terms, and the sums of runs.
-            let deep = PANEL_RUN + query.len() / PANEL_RUN;
+            let (deep, query) = (PANEL_RUN + dim / PANEL_RUN, Measured::of(query));
             let Some(error) = self.narrow_error(query, norm, deep) else { continue };
             let rounded = self.error_of_pieces(query, norm, true).map(|more| error + more);
             if let Some(error) = rounded.filter(|_| budget.short) {
@@ -98,7 +103,7 @@ impl AttentionJob<'_> {
     fn attend_alike(
         &self,
         head: usize,
-        (rows, queries): (&[usize], &[Reused<f64>]),
+        (rows, queries): (&[usize], &[f64]),
         chosen: &[Row],
         short: bool,
         answers: &mut [Option<Answer>],
@@ -108,11 +113,11 @@ impl AttentionJob<'_> {
         }
         let dim = self.values.dim();
         let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
+        let query = |row: &Row| &queries[row.at * shape.0..][..shape.0];
         let precise = Precise { short, stored_short: self.stored_short() };
         let cutting = self.simd.cutting(precise);
         let panel = |rows: &[Row]| {
-            let entries = rows.iter().map(|row| queries[row.at].as_slice());
-            PanelRows::new(entries, shape, self.scale as f32, cutting)
+            PanelRows::new(rows.iter().map(query), shape, self.scale as f32, cutting)
         };
         let mut panels: Reused<PanelRows> = chosen.chunks(PANEL_ROWS).map(panel).collect();
         let mut visibility = [RowVisibility { prefix: 0, allowed: None }; UNIT_ROWS];
@@ -125,7 +130,7 @@ impl AttentionJob<'_> {
             let keys = matrix::<K>(self.keys, head);
             for_coded_dtype!(self.values, V => {
                 let values = matrix::<V>(self.values, head);
-                self.over(keys, values, visibility, cutting, (&mut panels, &mut fits));
+                self.over((head, keys, values), visibility, cutting, (&mut panels, &mut fits));
                 Ok(())
             })
         })?;
@@ -159,8 +164,7 @@ impl AttentionJob<'_> {
         let (seen, error) = (visibility.count(), error + slip);
         let share = if total > 0.0 { 1.0 / total } else { 0.0 };
         out.iter_mut().for_each(|entry| *entry *= share);
-        let finite = out[..self.values.dim()].iter().all(|entry| entry.is_finite());
-        finite.then(|| Answer {
+        all_finite(&out[..self.values.dim()]).then(|| Answer {
             out,
             upper: if seen > 0 { upper } else { 0.0 },
             kept: seen,
@@ -178,8 +182,7 @@ impl AttentionJob<'_> {
     /// any of such a block do not fit.
     fn over<K: Element<Scalar = f32>, V: Element<Scalar = f32>>(
         &self,
-        keys: Keys<'_, K>,
-        values: Keys<'_, V>,
+        (head, keys, values): (usize, Keys<'_, K>, Keys<'_, V>),
         visibility: &[RowVisibility<'_>],
         cutting: Option<Cutting>,
         (panels, fits): (&mut [PanelRows], &mut [bool]),
@@ -198,10 +201,7 @@ impl AttentionJob<'_> {
             if !visibility.iter().any(sees) {
                 continue;
             }
-            let square = self.simd.farthest(values.behind(from), place.1, &origin);
-            // The comparison is false for what is not a number.
-            let fit = square < LONGEST * LONGEST;
-            if !fit {
+            if !self.fits_f32((head, values), place, &origin) {
                 for (fits, row) in fits.iter_mut().zip(visibility) {
                     *fits &= !sees(row);
                 }
@@ -228,6 +228,23 @@ impl AttentionJob<'_> {
                 }
             });
         }
+    }
+
+    /// Returns `true` if f32 may add the values of a block; of a whole block that is found once.
+    fn fits_f32<V: Element<Scalar = f32>>(
+        &self,
+        (head, values): (usize, Keys<'_, V>),
+        (from, count): (usize, usize),
+        origin: &[f64],
+    ) -> bool {
+        let blocks = self.keys.len().div_ceil(PANEL_KEYS);
+        let block = &self.blocks_fit[head * blocks + from / PANEL_KEYS];
+        if let Some(&known) = block.get().filter(|_| count == PANEL_KEYS) {
+            return known;
+        }
+        // The comparison is false for what is not a number.
+        let fits = self.simd.farthest(values.behind(from), count, origin) < LONGEST * LONGEST;
+        if count == PANEL_KEYS { *block.get_or_init(|| fits) } else { fits }
     }
 
     /// Returns the largest norm of a head's keys that some row of the head sees.

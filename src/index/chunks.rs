@@ -60,7 +60,7 @@ struct Piece<'a> {
 }
 
 /// Chunks, one behind the other.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Chunks<'a> {
     content: Content,
     /// Bytes of a group's codes.
@@ -215,6 +215,10 @@ impl<'a> Chunks<'a> {
         let chunk = Chunk { lines, scales, radii, uncoded };
         let piece = Piece { stored: Stored::Own(Arc::new(chunk)), from: 0, groups };
         Chunks { pieces: vec![piece], bare, ..Chunks::new(content, dim) }
+    }
+
+    pub(super) fn content(&self) -> Content {
+        self.content
     }
 
     pub(super) fn groups(&self) -> usize {

@@ -72,7 +72,7 @@ struct Part {
 impl Part {
     fn new(width: usize, content: Content) -> Self {
         let (gram, fingerprint) = (Gram::new(width), Fingerprint::default());
-        let spread = (content == Content::Values).then(|| Gram::new(width));
+        let spread = content.of_values().then(|| Gram::new(width));
         Part { gram, spread, uncoded: Vec::new(), largest: 0.0, fingerprint, bad: None }
     }
 
@@ -133,13 +133,13 @@ impl Codes<'_> {
         codes
     }
 
-    /// Codes of no values, around the mean of some.
-    pub(crate) fn of_values<E: Coded>(dim: usize, values: Keys<'_, E>, n: usize) -> Self {
-        Codes::plain(Content::Values, dim, values, n)
-    }
-
     /// Codes of nothing, around the mean of some rows. None is spared.
-    fn plain<E: Coded>(content: Content, dim: usize, rows: Keys<'_, E>, n: usize) -> Self {
+    pub(crate) fn plain<E: Coded>(
+        content: Content,
+        dim: usize,
+        rows: Keys<'_, E>,
+        n: usize,
+    ) -> Self {
         let width = dim.next_multiple_of(LANES);
         let count = n.min(SAMPLE);
         let mut totals = vec![0.0f64; dim];
@@ -155,7 +155,7 @@ impl Codes<'_> {
         }
         let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
         let gram = Gram::new(width);
-        let spread = (content == Content::Values).then(|| Spread::new(Gram::new(width), &gram));
+        let spread = content.of_values().then(|| Spread::new(Gram::new(width), &gram));
         Codes {
             dim,
             n: 0,
@@ -208,7 +208,8 @@ impl Codes<'_> {
         let (first, end) = (self.n, self.n + count);
         // Up to a whole group first, then in tasks. What is behind the group's last key is put back on an error.
         let begun = (first.next_multiple_of(LANES) - first).min(count);
-        let mut chunks = std::mem::take(&mut self.chunks);
+        let none = Chunks::new(self.content(), self.dim);
+        let mut chunks = std::mem::replace(&mut self.chunks, none);
         let (before, bare) = (chunks.last_group(), chunks.bare());
         let groups = chunks.groups();
         let mut part = Part::new(self.frame.mean.len(), self.content());
@@ -285,7 +286,7 @@ impl Codes<'_> {
             simd.encode(
                 keys,
                 from,
-                self.frame.borrow(),
+                (self.frame.borrow(), content.unit()),
                 bytes,
                 &mut residuals[..len * width],
                 encoded,
@@ -316,7 +317,7 @@ impl Codes<'_> {
                 content.put(&bytes[r * width..][..width], (to, at % LANES));
             }
             if unit > 0.0 {
-                let unit = unit * (0.502 / 127.0);
+                let unit = unit * (content.unit() * 0.502 / 127.0);
                 let rows = &residuals[..padded];
                 let left = simd.outer(rows, width, unit, &mut packed, part.gram.sums_mut());
                 part.gram.note(len, left, lost, norm);
@@ -368,7 +369,7 @@ impl Codes<'_> {
     }
 
     fn content(&self) -> Content {
-        if self.spread.is_some() { Content::Values } else { Content::Keys }
+        self.chunks.content()
     }
 
     /// Returns bounds of values, and of what their codes lose; infinite ones of keys.

@@ -2,31 +2,46 @@
 //!
 //! A line of keys holds four entries of each of sixteen keys, a key's four behind each other. A line of values holds sixteen entries
 //! of four values, an entry's four behind each other, so that a weighted sum of values is the same integer product as a score.
+//! In four bits, the high half of a byte, lines of the first eight values are the low halves of those of the other eight.
 
 use crate::kernels::{BIAS, LANES, LINE, STEP};
 
 /// Kind of vectors that an index holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
-    #[default]
     Keys,
     Values,
+    /// Values in four bits an entry.
+    HalfValues,
 }
+
+/// Values that share bytes with as many others.
+const HALF: usize = LANES / 2;
 
 impl Content {
     /// Returns the name of what is held.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Content::Keys => "keys",
-            Content::Values => "values",
+            Content::Values | Content::HalfValues => "values",
         }
+    }
+
+    /// Returns `true` for values.
+    pub(super) fn of_values(self) -> bool {
+        self != Content::Keys
+    }
+
+    /// Returns what all codes are multiples of.
+    pub(super) fn unit(self) -> f32 {
+        if self == Content::HalfValues { 16.0 } else { 1.0 }
     }
 
     /// Returns the number of Gram matrices of a head.
     pub(super) fn matrices(self) -> usize {
         match self {
             Content::Keys => 1,
-            Content::Values => 2,
+            Content::Values | Content::HalfValues => 2,
         }
     }
 
@@ -35,6 +50,7 @@ impl Content {
         match self {
             Content::Keys => dim.div_ceil(STEP) * LINE,
             Content::Values => dim.next_multiple_of(LANES) * LANES,
+            Content::HalfValues => dim.next_multiple_of(LANES) * HALF,
         }
     }
 
@@ -53,6 +69,12 @@ impl Content {
                 let fours = fours.iter_mut().skip(lane / STEP * bytes.len());
                 fours.zip(bytes).for_each(|(four, byte)| four[lane % STEP] = *byte);
             }
+            Content::HalfValues => {
+                let fours = fours.iter_mut().skip(lane % HALF / STEP * bytes.len());
+                fours
+                    .zip(bytes)
+                    .for_each(|(four, byte)| put_half(&mut four[lane % STEP], lane, *byte));
+            }
         }
     }
 
@@ -70,20 +92,36 @@ impl Content {
                 let to = &mut to[place / STEP * width..][..width];
                 to.iter_mut().zip(from).for_each(|(to, from)| to[place % STEP] = from[lane % STEP]);
             }
+            Content::HalfValues => {
+                let width = from.len() / (HALF / STEP);
+                let from = &from[lane % HALF / STEP * width..];
+                let to = &mut to[place % HALF / STEP * width..][..width];
+                for (to, from) in to.iter_mut().zip(from) {
+                    let half = from[lane % STEP] << if lane < HALF { 4 } else { 0 };
+                    put_half(&mut to[place % STEP], place, half);
+                }
+            }
         }
     }
 
     /// Empties the places in a block from one on.
     pub(super) fn clear(self, block: &mut [u8], from: usize) {
-        let quarter = block.len() / STEP;
+        let width = block.len() / if self == Content::HalfValues { HALF } else { LANES };
         for (at, byte) in block.iter_mut().enumerate() {
             let lane = match self {
                 Content::Keys => at % LINE / STEP,
-                Content::Values => at / quarter * STEP + at % STEP,
+                Content::Values | Content::HalfValues => at / (STEP * width) * STEP + at % STEP,
             };
             if lane >= from {
                 *byte = BIAS;
+            } else if self == Content::HalfValues && lane + HALF >= from {
+                put_half(byte, HALF, BIAS);
             }
         }
     }
+}
+
+/// Writes the high half of a byte to a place's half of another byte.
+fn put_half(to: &mut u8, place: usize, byte: u8) {
+    *to = if place < HALF { (*to & 0xf0) | (byte >> 4) } else { (*to & 0x0f) | (byte & 0xf0) };
 }

@@ -257,7 +257,8 @@ impl KeyIndex<'static> {
             }
         }
         judge(&about, hash).map_err(as_io)?;
-        Self::load_of(content, &about.shape, &about.dtype, heads, Trust::Nothing).map_err(as_io)
+        Self::load_of(about.content, &about.shape, &about.dtype, heads, Trust::Nothing)
+            .map_err(as_io)
     }
 }
 

@@ -131,7 +131,7 @@ impl<'a> KeyIndex<'a> {
         let (heads, stored) = for_coded_dtype!(keys, E => {
             let head = |head| match content {
                 Content::Keys => Codes::new(dim, matrix::<E>(keys, head), n, rotate),
-                Content::Values => Codes::of_values(dim, matrix::<E>(keys, head), n),
+                content => Codes::plain(content, dim, matrix::<E>(keys, head), n),
             };
             Ok((threads::map(pool, 0..keys.heads(), 1, head)?, E::NAME))
         })?;

@@ -2,7 +2,7 @@
 
 use super::element::{Coded, for_coded_dtype, matrix};
 use crate::error::Error;
-use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};
+use crate::kernels::{BESIDE, Keys, Simd};
 use crate::rows::Vectors;
 use crate::runtime::interrupt;
 use crate::runtime::memory::{check_memory, filled, list, product};
@@ -12,7 +12,7 @@ use half::{bf16, f16};
 /// Panels of a task: they stay in a second-level cache.
 const PANELS: usize = 8;
 /// Keys of a task.
-const BLOCK: usize = PANELS * SIDE;
+const BLOCK: usize = PANELS * BESIDE;
 /// Queries that go over a task's panels together: few, so that what is written to a row lies beside what has just been.
 const TOGETHER: usize = 8;
 /// Terms that a thread adds up between two checks for an interrupt: well under a second.
@@ -107,41 +107,49 @@ impl All<'_> {
         let mut largest = 0f64;
         for blocks in blocks.chunks_mut(portion) {
             let squares = threads::map(self.threads, blocks, 1, work)?;
-            largest = squares.into_iter().fold(largest, f64::max);
+            for square in squares {
+                largest = largest.max(square?);
+            }
             interrupt::check()?;
         }
         Ok(largest)
     }
 
     /// The products with the keys from one on, as many as there are places in a row.
-    fn block<E: Coded>(&self, keys: Keys<'_, E>, from: usize, to: &mut [&mut [f64]]) -> f64 {
+    fn block<E: Coded>(
+        &self,
+        keys: Keys<'_, E>,
+        from: usize,
+        to: &mut [&mut [f64]],
+    ) -> Result<f64, Error> {
         let (dim, len) = (keys.dim(), to[0].len());
         // Keys are seen by ever fewer queries.
         let seen = (0..len).take_while(|at| self.first(from + at) < self.m).count();
-        let mut squares = vec![[0.0; SIDE]; seen.div_ceil(SIDE)];
-        let mut panels = vec![0.0; squares.len() * SIDE * dim.min(DEPTH)];
-        for entry in (0..dim).step_by(DEPTH) {
-            let size = SIDE * DEPTH.min(dim - entry);
-            let part = |at: usize| (at * SIDE, SIDE.min(seen - at * SIDE));
-            for ((p, panel), squares) in panels.chunks_exact_mut(size).enumerate().zip(&mut squares)
-            {
-                let (at, count) = part(p);
-                self.simd.lay(keys, (from + at, count), entry, panel, squares);
-            }
-            let heads = self.queries.chunks_exact(self.m * dim).zip(to.chunks_exact_mut(self.m));
-            for (data, to) in heads {
-                for row in (0..self.m).step_by(TOGETHER) {
-                    let end = self.m.min(row + TOGETHER);
-                    for (p, panel) in panels.chunks_exact(size).take(squares.len()).enumerate() {
-                        let place = part(p);
-                        let row = self.first(from + place.0).clamp(row, end);
-                        let queries = Queries { data: &data[row * dim..end * dim], dim };
-                        self.simd.multiply(panel, queries, entry, &mut to[row..end], place);
+        let mut squares = vec![0.0; seen];
+        let size = BESIDE * dim;
+        let mut panels = filled("keys", product("keys", &[seen.div_ceil(BESIDE), size])?, 0.0)?;
+        let parts = panels.chunks_exact_mut(size).zip(squares.chunks_mut(BESIDE));
+        for (p, (panel, squares)) in parts.enumerate() {
+            let some = (from + p * BESIDE, squares.len());
+            self.simd.lay_narrow(keys, some, panel, squares);
+        }
+        let mut found = [0.0; TOGETHER * BESIDE];
+        let heads = self.queries.chunks_exact(self.m * dim).zip(to.chunks_exact_mut(self.m));
+        for (data, to) in heads {
+            for row in (0..self.m).step_by(TOGETHER) {
+                let end = self.m.min(row + TOGETHER);
+                for (p, panel) in panels.chunks_exact(size).enumerate() {
+                    let (at, behind) = (p * BESIDE, seen.min((p + 1) * BESIDE));
+                    let row = self.first(from + at).clamp(row, end);
+                    let queries = (&data[row * dim..end * dim], dim);
+                    self.simd.multiply_wide(panel, queries, (&mut found, BESIDE), 0);
+                    for (to, found) in to[row..end].iter_mut().zip(found.chunks_exact(BESIDE)) {
+                        to[at..behind].copy_from_slice(&found[..behind - at]);
                     }
                 }
             }
         }
-        squares.into_iter().flatten().fold(0.0, f64::max)
+        Ok(squares.into_iter().fold(0.0, f64::max))
     }
 
     /// The first query of a head that sees a key.

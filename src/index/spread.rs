@@ -183,6 +183,7 @@ fn largest_eigenvalue(sums: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::codes::Codes;
+    use super::super::content::Content;
     use super::super::element::Coded;
     use super::super::made::normal;
     use super::*;
@@ -198,7 +199,7 @@ mod tests {
 
     fn built<E: Coded>(data: &[E], dim: usize) -> Codes<'static> {
         let (n, values) = (data.len() / dim, Keys::new(data, dim, dim));
-        let mut codes = Codes::of_values(dim, values, n);
+        let mut codes = Codes::plain(Content::Values, dim, values, n);
         appended(&mut codes, data, dim);
         codes
     }
@@ -214,8 +215,14 @@ mod tests {
         let (dim, width) = codes.widths();
         let (lines, scales) = codes.group(value / 16);
         let r = value % 16;
-        assert_eq!(lines.len(), width / 16 * 4 * 64);
-        let byte = |j: usize| lines[(r / 4 * (width / 16) + j / 16) * 64 + j % 16 * 4 + r % 4];
+        let half = lines.len() == width / 16 * 2 * 64;
+        assert!(half || lines.len() == width / 16 * 4 * 64);
+        let place = |r: usize, j: usize| (r / 4 * (width / 16) + j / 16) * 64 + j % 16 * 4 + r % 4;
+        let byte = |j: usize| match (half, r) {
+            (false, _) => lines[place(r, j)],
+            (true, 0..8) => lines[place(r, j)] << 4,
+            (true, _) => lines[place(r - 8, j)] & 0xf0,
+        };
         assert!((dim..width).all(|j| byte(j) == 128));
         (0..dim).map(|j| f64::from(scales[r]) * (f64::from(byte(j)) - 128.0)).collect()
     }
@@ -304,7 +311,7 @@ mod tests {
         for (value, mean) in cases {
             let data: Vec<f32> = value.iter().copied().cycle().take(600 * value.len()).collect();
             let (dim, values) = (value.len(), Keys::new(&data[..], value.len(), value.len()));
-            let mut codes = Codes::of_values(dim, values, 0);
+            let mut codes = Codes::plain(Content::Values, dim, values, 0);
             codes.move_mean(&vec![mean; dim]);
             appended(&mut codes, &data, dim);
             let [spread, _, farthest, _] = shares(&codes, &data, dim);
@@ -331,7 +338,7 @@ mod tests {
         // Beside the longest value the sums round the others, which lie along it, to nothing.
         let mut data = vec![127.0f32 / 512.0; 256];
         data[3] = 127.0;
-        let mut codes = Codes::of_values(1, Keys::new(&data[..], 1, 1), 0);
+        let mut codes = Codes::plain(Content::Values, 1, Keys::new(&data[..], 1, 1), 0);
         appended(&mut codes, &data, 1);
         shares(&codes, &data, 1);
     }
@@ -339,7 +346,7 @@ mod tests {
     #[test]
     fn bounds_hold_when_values_come_and_go() {
         let (dim, n) = (20, 400);
-        for one_way in [false, true] {
+        for (one_way, bits) in [(false, 8), (true, 8), (false, 4), (true, 4)] {
             let mut data = random(n, dim, 9);
             if one_way {
                 data.iter_mut()
@@ -348,8 +355,8 @@ mod tests {
                 data[0] = -800.0;
             }
             let vectors = |data: &[f32]| -> ValueIndex<'static> {
-                ValueIndex::build(&Vectors::new("values", data, &[data.len() / dim, dim]).unwrap())
-                    .unwrap()
+                let values = Vectors::new("values", data, &[data.len() / dim, dim]).unwrap();
+                ValueIndex::with_bits(&values, bits).unwrap()
             };
             let mut index = vectors(&data[..200 * dim]);
             for at in 200..n {
@@ -374,6 +381,7 @@ mod tests {
                 .collect();
             shares(index.head(0), &kept, dim);
             index.check(&Vectors::new("values", &kept[..], &[n - 4, dim]).unwrap()).unwrap();
+            assert_eq!(index.bits(), bits);
             // Values of which little is left are encoded anew.
             index.truncate(3, &Vectors::new("values", &kept[..], &[n - 4, dim]).unwrap()).unwrap();
             shares(index.head(0), &kept[..3 * dim], dim);

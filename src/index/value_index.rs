@@ -10,9 +10,10 @@ use crate::rows::Vectors;
 #[cfg(feature = "files")]
 use std::io::{Read, Write};
 
-/// Values as one byte an entry, beside a [`KeyIndex`] of their keys, with what is needed to bound what averages of the bytes lose.
+/// Values as one byte or half a byte an entry, beside a [`KeyIndex`] of their keys, with what is needed to bound what averages of
+/// the codes lose.
 ///
-/// It takes `d + 4` bytes a value (d in whole sixteens). What it proves is about the values that it was built of:
+/// It takes `d + 4` or `d / 2 + 4` bytes a value (d in whole sixteens). What it proves is about the values that it was built of:
 /// [`ValueIndex::check`] tells.
 ///
 /// ```
@@ -40,7 +41,45 @@ impl<'a> ValueIndex<'a> {
     /// # Errors
     /// As [`KeyIndex::build`].
     pub fn build(values: &Vectors<'_>) -> Result<Self, Error> {
-        KeyIndex::build_of(Content::Values, values, &IndexOptions::new()).map(ValueIndex)
+        Self::with_bits(values, 8)
+    }
+
+    /// Builds an index that takes 8 or 4 bits an entry. In four bits outputs lose sixteen times as much, which averages of many
+    /// values even out and those of few do not.
+    ///
+    /// ```
+    /// use certk_rs::{ValueIndex, Vectors};
+    /// let values: Vec<f32> = (0..50 * 16).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// let index = ValueIndex::with_bits(&Vectors::new("values", &values, &[50, 16])?, 4)?;
+    /// assert_eq!(index.bits(), 4);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`KeyIndex::build`]; [`Error::Option`] for other bits.
+    pub fn with_bits(values: &Vectors<'_>, bits: u32) -> Result<Self, Error> {
+        let content = match bits {
+            4 => Content::HalfValues,
+            8 => Content::Values,
+            _ => {
+                let (value, problem) = (bits.to_string(), "codes of values take 4 or 8");
+                return Err(Error::Option { argument: "value_bits", value, problem });
+            }
+        };
+        KeyIndex::build_of(content, values, &IndexOptions::new()).map(ValueIndex)
+    }
+
+    /// Returns the bits of an entry's code: 8, or 4.
+    ///
+    /// ```
+    /// # use certk_rs::{ValueIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let values = Vectors::new("values", &data, &[50, 4])?;
+    /// assert_eq!(ValueIndex::build(&values)?.bits(), 8);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    pub fn bits(&self) -> u32 {
+        if self.0.content == Content::HalfValues { 4 } else { 8 }
     }
 
     /// Appends values of shape `(..., m, d)`, as [`KeyIndex::append`] appends keys. On an error the index is as it was.

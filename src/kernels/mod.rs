@@ -39,7 +39,6 @@ pub(crate) use attention::{
     WeightScratch,
 };
 pub(crate) use attention::{CodedSums, LIGHTEST, WeightSums};
-pub(crate) use attention::{DEPTH, Queries, SIDE};
 pub(crate) use attention::{FEW_KEYS, Scored, Weighed};
 pub(crate) use below::Below;
 pub(crate) use edges::EDGES;

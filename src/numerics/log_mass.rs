@@ -51,11 +51,10 @@ impl LogMass {
         if upper == 0.0 {
             return Self::NONE;
         }
-        let moved = |sum: f64, way: f64| {
-            let ln = ln(sum);
-            ln + at + way * (error + (ln.abs() + at.abs()) * ROUNDING)
-        };
-        let (low, high) = (moved(lower, -1.0), moved(upper, 1.0));
+        let moved = |ln: f64, way: f64| ln + at + way * (error + (ln.abs() + at.abs()) * ROUNDING);
+        let above = ln(upper);
+        let below = if lower == upper { above } else { ln(lower) };
+        let (low, high) = (moved(below, -1.0), moved(above, 1.0));
         LogMass {
             lower: if low.is_nan() { f64::NEG_INFINITY } else { low },
             upper: if high.is_nan() { f64::INFINITY } else { high },
@@ -64,7 +63,9 @@ impl LogMass {
 
     /// Returns the mass of a computed sum with a relative error.
     pub(crate) fn summed(sum: f64, rounding: f64, at: f64, error: f64) -> Self {
-        Self::of(sum * (1.0 - rounding), sum * (1.0 + rounding), at, error)
+        // The logarithms of both ends lie within this of that of the sum.
+        let apart = if rounding < 0.5 { rounding / (1.0 - rounding) } else { f64::INFINITY };
+        Self::of(sum, sum, at, error + apart)
     }
 
     /// Returns the same mass if all scores may be off by `error` nats more.

@@ -5,6 +5,7 @@ pub(crate) mod double_double;
 pub(crate) mod exact_share;
 #[cfg(feature = "serde")]
 pub(crate) mod extended;
+pub(crate) mod finite;
 pub(crate) mod log_mass;
 pub(crate) mod order;
 pub(crate) mod random;

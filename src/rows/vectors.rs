@@ -2,6 +2,7 @@
 
 use super::{Data, Stored, contiguous};
 use crate::error::{Error, Place};
+use crate::numerics::finite::all_finite;
 use crate::runtime::memory::product;
 
 /// Borrowed vectors of shape `(..., n, d)`; the last axis is contiguous, the others may be strided.
@@ -115,14 +116,28 @@ impl<'a> Vectors<'a> {
     /// # Errors
     /// [`Error::KeyNotFinite`] at the first entry that is not finite.
     pub(crate) fn finite(&self, head: usize, row: usize, to: &mut Vec<f64>) -> Result<(), Error> {
-        self.widen(head, row, to);
-        match to.iter().position(|entry| !entry.is_finite()) {
-            None => Ok(()),
-            Some(entry) => {
-                let (argument, place) = (self.argument, self.place(head, row, entry));
-                Err(Error::KeyNotFinite { argument, place })
-            }
+        to.clear();
+        self.add_finite(head, row, to)
+    }
+
+    /// Appends a vector in f64, exactly, and checks that it is finite.
+    ///
+    /// # Errors
+    /// [`Error::KeyNotFinite`] at the first entry that is not finite.
+    pub(crate) fn add_finite(
+        &self,
+        head: usize,
+        row: usize,
+        to: &mut Vec<f64>,
+    ) -> Result<(), Error> {
+        let from = to.len();
+        self.data.widen(head * self.len() + row, 0..self.dim(), to);
+        if all_finite(&to[from..]) {
+            return Ok(());
         }
+        let entry = to[from..].iter().position(|entry| !entry.is_finite()).unwrap_or(0);
+        let (argument, place) = (self.argument, self.place(head, row, entry));
+        Err(Error::KeyNotFinite { argument, place })
     }
 
     /// Returns the place of an entry.

@@ -302,6 +302,7 @@ def one_call(rng: np.random.Generator, n: int, full: bool = False) -> tuple[int,
         narrow = q.astype(dtype)
         assert (narrow.astype(np.float32) == q).all()
         q = narrow
+    how["value_bits"] = int(rng.choice([8, 4]))
     found = ck.attention(q, k, v, eps, index=built(k, v, **how), **options)
     check(found, real, eps)
     return found.k.size, count, tight
@@ -366,6 +367,52 @@ def test_codes_are_used_where_they_do() -> None:
     check(found, real_attention(many, k, v, {}), 0.01)
 
 
+def test_values_in_four_bits_lose_what_is_said() -> None:
+    """Nearly all of an error that all values share, and of one of random values less than that."""
+    rng, n, d = np.random.default_rng(16), 4096, 32
+    k = rng.standard_normal((n, d)).astype(np.float32)
+    q = (1e-3 * rng.standard_normal((3, d))).astype(np.float32)
+    # Of the mean, and of an entry of 112 whose unit is 16, codes leave 7.7 of each value.
+    v = np.zeros((n, 20), np.float32)
+    v[:, 0] = 112 * np.where(classes(n) % 2, 1, -1)
+    v[:, 1] = 7.7 * np.where(classes(n) % 4 < 2, 1, -1)
+    mask = classes(n) % 4 < 2
+    for values, most, least in ((v, 7.8, 0.95), (rng.standard_normal((n, 20)), 0.25, 0.0)):
+        values = values.astype(np.float32)
+        real = real_attention(q, k, values, {"mask": mask})
+        halves = ck.attention(q, k, values, 0.01, index=built(k, values, value_bits=4), mask=mask)
+        whole = ck.attention(q, k, values, 0.01, index=built(k, values), mask=mask)
+        for found in (halves, whole):
+            check(found, real, 0.01)
+            assert coded(found).all()
+        assert (halves.tail_mass_upper == whole.tail_mass_upper).all()
+        assert (whole.error_bound < halves.error_bound).all()
+        away = np.sqrt(((halves.out.astype(LD) - real.out) ** 2).sum(axis=-1))
+        assert (halves.error_bound < most).all()
+        assert (away > least * halves.error_bound).all()
+
+
+def test_exact_weights_only_drop_keys() -> None:
+    """What was lost is then the mass of what was dropped: nothing, or nearly all that is claimed."""
+    rng, n, d = np.random.default_rng(17), 2048, 64
+    k = rng.standard_normal((2, n, d)).astype(np.float32)
+    v, index = axes(k.shape), ck.KvIndex.build(k, axes(k.shape))
+    for m, sigma in ((1, 0.5), (3, 4.0), (40, 0.5)):
+        q = (sigma * rng.standard_normal((2, m, d))).astype(np.float32)
+        found = ck.attention(q, k, v, 0.01, index=index, weights="exact")
+        assert not coded(found).any()
+        dropped = found.k < n
+        assert (found.tail_mass_upper[~dropped] < 1e-6).all()
+        assert (found.tail_mass_upper[dropped] > 0.003).all()
+        codes = ck.attention(q, k, v, 0.01, index=index)
+        assert (codes.tail_mass_upper > 1e-6).all()
+        for each in (found, codes):
+            real = real_attention(q, k, v, {})
+            check(each, real, 0.01)
+    with pytest.raises(ck.CertkError, match=r'^weights is .half.; pass "codes" or "exact"'):
+        ck.attention(q, k, v, 0.01, weights="half")  # type: ignore[arg-type]
+
+
 def test_equal_values_are_known_however_weights_are_off() -> None:
     rng, n, d = np.random.default_rng(13), 4096, 32
     k = rng.standard_normal((n, d)).astype(np.float32)
@@ -399,9 +446,12 @@ def test_same_bits_for_all_threads_and_levels() -> None:
     answers: dict[int, set[bytes]] = {}
     for _ in each_level():
         for threads in (1, 2):
-            index = ck.KvIndex.build(k[:, :2000], v[:, :2000], threads=threads)
-            index.append(k[:, 2000:], v[:, 2000:])
             for at, more in enumerate(options):
+                bits = 4 if "mask" in more else 8
+                index = ck.KvIndex.build(
+                    k[:, :2000], v[:, :2000], threads=threads, value_bits=bits
+                )
+                index.append(k[:, 2000:], v[:, 2000:])
                 r = ck.attention(q, k, v, 0.01, index=index, threads=threads, **more)
                 assert coded(r).any()
                 fields = (r.tail_mass_upper, r.k, r.scored, r.rung, r.error_bound, r.out)

@@ -28,9 +28,10 @@ def stored(index: ck.KvIndex) -> bytes:
     return file.getvalue()
 
 
-def test_an_index_survives_files_copies_and_growth(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_an_index_survives_files_copies_and_growth(tmp_path: Path, bits: int) -> None:
     keys, values = pair(70)
-    index = ck.KvIndex.build(keys[:, :50], values[:, :50])
+    index = ck.KvIndex.build(keys[:, :50], values[:, :50], value_bits=bits)
     one = copy.copy(index)
     index.append(keys[:, 50:], values[:, 50:])
     one.check(None, values[:, :50])
@@ -39,8 +40,10 @@ def test_an_index_survives_files_copies_and_growth(tmp_path: Path) -> None:
     for other in (index, read, pickle.loads(pickle.dumps(index))):
         other.check(None, values)
         assert stored(other) == stored(index)
-        assert other.nbytes == index.nbytes > ck.KeyIndex.build(keys).nbytes + 2 * 70 * 36
-        assert "float16 values of 30 entries" in repr(other)
+        assert other.value_bits == bits
+        codes = other.nbytes - ck.KeyIndex.build(keys).nbytes
+        assert 0 <= codes - 2 * 80 * (32 * bits // 8 + 4) - 2 * 2 * 32 * 32 * 8 < 2560
+        assert f"float16 values of 30 entries in {bits} bits" in repr(other)
     q = keys[:, :1]
     found, same = index.search(q, 0.05), ck.KeyIndex.search(read, q, 0.05)
     assert np.array_equal(found.indices, same.indices)
@@ -109,6 +112,9 @@ def test_a_failed_append_changes_neither_part(kept: bool) -> None:
 
 def test_values_beside_other_keys_are_refused() -> None:
     keys, values = pair(50)
+    for bits in (5, "8", None):
+        with pytest.raises(ck.CertkError, match=r"^value_bits is .*: pass 8 or 4"):
+            ck.KvIndex.build(keys, values, value_bits=bits)  # type: ignore[arg-type]
     with pytest.raises(
         ck.CertkError, match=r"^values have shape \(1, 50, 30\), keys \(2, 50, 20\)"
     ):

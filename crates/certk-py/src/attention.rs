@@ -238,7 +238,7 @@ impl Field for ErrorBound {
 }
 
 /// `loss` is a budget on the tail mass, or one on the output. `how` is the scale, whether to drop keys even if that is
-/// slower, and whether keys or values lie in mapped files.
+/// slower, whether weights come from exact scores alone, and whether keys or values lie in mapped files.
 #[pyfunction]
 #[expect(clippy::too_many_arguments)] // queries, keys, values, and how
 pub(super) fn attention<'py>(
@@ -248,7 +248,7 @@ pub(super) fn attention<'py>(
     v: Bound<'py, PyAny>,
     index: Option<Index<'py>>,
     loss: (Option<Budgets<'py>>, Option<Budgets<'py>>),
-    how: (Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>, bool),
+    how: (Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>, bool, bool),
     sight: Bound<'py, PyAny>,
 ) -> PyResult<Attended> {
     let _modes = default_floats();
@@ -271,7 +271,7 @@ pub(super) fn attention<'py>(
         None => (None, None),
     };
     let precision = precision(&stored[0]);
-    let (scale, even_if_slower, mapped) = how;
+    let (scale, even_if_slower, exact_weights, mapped) = how;
     let mut found = sight.extract::<Sight<'_>>()?.with(py, |options| {
         let options = options
             .scale(scale.map(|scale| arguments::real("scale", &scale)).transpose()?)
@@ -280,6 +280,7 @@ pub(super) fn attention<'py>(
                 Some(slower) => arguments::flag("even_if_slower", &slower)?,
                 None => false,
             })
+            .exact_weights(exact_weights)
             .mapped(mapped);
         detached(py, || {
             let read = built.map(KeyIndex::read);

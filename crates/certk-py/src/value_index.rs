@@ -57,12 +57,14 @@ impl ValueIndex {
     fn build(
         py: Python<'_>,
         values: Stored<'_>,
+        bits: u32,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let _modes = default_floats();
         let values = vectors(&values, "values")?;
         let threads = arguments::threads(threads)?;
-        let index = detached(py, || with_threads(threads, || core::ValueIndex::build(&values)))?;
+        let build = || core::ValueIndex::with_bits(&values, bits);
+        let index = detached(py, || with_threads(threads, build))?;
         Ok(ValueIndex(RwLock::new(index)))
     }
 
@@ -123,6 +125,11 @@ impl ValueIndex {
     #[getter]
     fn dtype(&self, py: Python<'_>) -> PyResult<&'static str> {
         detached(py, || Ok(self.read().dtype()))
+    }
+
+    #[getter]
+    fn bits(&self, py: Python<'_>) -> PyResult<u32> {
+        detached(py, || Ok(self.read().bits()))
     }
 
     #[getter]

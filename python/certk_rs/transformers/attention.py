@@ -24,7 +24,7 @@ from ..sparse_attention import attention as attention_of
 from . import recorder, settings
 from .caches import check_positions
 from .capture_file import WRITING
-from .indexed_layer import known_of, of_keys
+from .indexed_layer import known_of
 from .masked_layer import hidden
 from .masks import Visibility, visibility_of
 from .own_attention import is_causal_by_default
@@ -112,8 +112,6 @@ def certified_attention(
         if shape[2] == 1 and causal and first is None and gone is None and sliding_window is None:
             settings.advise_an_index(module, budget, key)
     index, ball = known_of(key, value)
-    if budget.weights == "exact":
-        index = of_keys(index)
     with _native.OpenMpTeam():
         result = attention_of(
             query,
@@ -127,6 +125,7 @@ def certified_attention(
             ball=ball,
             threads=torch.get_num_threads() if budget.threads is None else budget.threads,
             even_if_slower=budget.even_if_slower,
+            weights=budget.weights,
             **rows.arguments(),
         )
     if first is not None and first.guarded is not None and writer is None:

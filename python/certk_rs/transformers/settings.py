@@ -12,26 +12,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Real
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import GenerationMixin
 
 from ..errors import CertkError
+from ..sparse_attention import Weights, need_weights
 from .own_attention import beside_another
 
 _ON_MODULE = "_certk_budget"
-
-Weights = Literal["codes", "exact"]
-"""Where weights of few rows may come from: codes of keys and values, or exact scores alone."""
-
-
-def need_weights(weights: str) -> None:
-    """Raise `CertkError` if there is no such choice of weights."""
-    if weights not in ("codes", "exact"):
-        raise CertkError(f'weights is {weights!r}; pass "codes" or "exact"')
-
 
 @dataclass(frozen=True)
 class Budget:
@@ -43,7 +34,6 @@ class Budget:
     even_if_slower: bool = False
     """Drop keys also where computing all of them is faster."""
     weights: Weights = "codes"
-    """With "exact" codes of values are left out."""
 
     def __post_init__(self) -> None:
         need_weights(self.weights)

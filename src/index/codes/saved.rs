@@ -153,7 +153,7 @@ impl<'a> Codes<'a> {
         let gram = gram.ok_or("the Gram matrix")?;
         let spread = match content {
             Content::Keys => None,
-            Content::Values => {
+            Content::Values | Content::HalfValues => {
                 let [lost, additions] = saved.spread_numbers;
                 let sums = Gram::of_parts(width, saved.spread, [lost, 0.0, 0.0, additions]);
                 Some(Spread::new(sums.ok_or("the matrix of values")?, &gram))

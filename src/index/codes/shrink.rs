@@ -114,7 +114,7 @@ impl<'a> Codes<'a> {
     ) -> Result<Self, Error> {
         let mut anew = match self.content() {
             Content::Keys => Codes::new(self.dim, keys, len, Some(self.frame.block > 1)),
-            Content::Values => Codes::of_values(self.dim, keys, len),
+            content => Codes::plain(content, self.dim, keys, len),
         };
         if len < FEW {
             anew.frame = self.frame.clone();

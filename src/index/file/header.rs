@@ -72,6 +72,7 @@ fn format(content: Content) -> &'static str {
     match content {
         Content::Keys => "certk-key-index",
         Content::Values => "certk-value-index",
+        Content::HalfValues => "certk-value-index-of-4-bits",
     }
 }
 
@@ -162,7 +163,7 @@ impl About {
         Ok(header)
     }
 
-    /// Returns the contents of a header, which starts with the eight bytes of its length.
+    /// Returns the contents of a header, which starts with the eight bytes of its length. Values are read in any number of bits.
     ///
     /// # Errors
     /// [`Error::IndexFile`] for any header that is not written for an index of this version; [`Error::NoMemory`].
@@ -173,10 +174,10 @@ impl About {
         let none = || refused("it does not say that it is one");
         rest.skip(r#"{"__metadata__":{"certk":"{\"format\": \""#).ok_or_else(none)?;
         let stated = rest.until(r#"\", \"version\": "#).ok_or_else(none)?;
-        let known = [Content::Keys, Content::Values].into_iter().find(|one| format(*one) == stated);
-        let held = known.ok_or_else(none)?.name();
-        if known != Some(content) {
-            let wanted = content.name();
+        let all = [Content::Keys, Content::Values, Content::HalfValues];
+        let known = all.into_iter().find(|one| format(*one) == stated).ok_or_else(none)?;
+        if known.of_values() != content.of_values() {
+            let (held, wanted) = (known.name(), content.name());
             let problem = format!("it holds {held}, and an index of {wanted} is read here");
             return Err(Error::IndexFile { problem });
         }
@@ -186,7 +187,7 @@ impl About {
                 format!("it has format version {version}, and {VERSION} is what this reads");
             return Err(Error::IndexFile { problem });
         }
-        let about = rest.about(content).ok_or_else(other)?;
+        let about = rest.about(known).ok_or_else(other)?;
         let heads = product("an index", &about.shape[..about.shape.len().saturating_sub(2)])?;
         // A head has eight parts, of which each takes more than so many letters.
         if heads > header.len() / (8 * 32) {

@@ -104,13 +104,14 @@ pub(crate) struct CodedSums<'a> {
     pub(crate) lost: f64,
 }
 
-struct Average<'a, 'b, const Q: usize> {
+/// Averages values of which a line has those in eight bits, or the lines of twice as many steps in `HALF` a byte each.
+struct Average<'a, 'b, const Q: usize, const HALF: bool> {
     lines: &'a [u8],
     scales: &'a [bf16],
     to: &'a mut [CodedSums<'b>; Q],
 }
 
-impl<const Q: usize> Average<'_, '_, Q> {
+impl<const Q: usize, const HALF: bool> Average<'_, '_, Q, HALF> {
     /// Rounds the weights of a row's block that begins with a group.
     #[inline(always)]
     unsafe fn round<B: ByteDots>(
@@ -172,19 +173,34 @@ impl<const Q: usize> Average<'_, '_, Q> {
         (at, width): (usize, usize),
     ) {
         let mut sums = [[B::zero(); T]; Q];
+        let share = if HALF { 2 } else { 1 };
         // `average_codes` has checked that the lines are there, and sums for each of them.
-        let lines = self.lines.as_ptr().add((first * width + at) * LINE);
-        for s in 0..steps {
+        let lines = self.lines.as_ptr().add((first / share * width + at) * LINE);
+        let mut halves = [[0; LINE]; 2];
+        for s in 0..steps / share {
             for t in 0..T {
                 let line = lines.add((s * width + t) * LINE);
                 // A few rows take lines as they lie, and soon; more rows take a column of a block, and then the next one.
                 if Q <= 2 {
                     B::Level::prefetch(line.wrapping_add(AHEAD));
                 } else {
-                    B::Level::prefetch_far(line.wrapping_add(STEPS * width * LINE));
+                    B::Level::prefetch_far(line.wrapping_add(STEPS / share * width * LINE));
                 }
-                for (sums, block) in sums.iter_mut().zip(blocks) {
-                    sums[t] = B::add(sums[t], line, block.numbers.step(s));
+                if HALF {
+                    for i in 0..LINE {
+                        let both = *line.add(i);
+                        (halves[0][i], halves[1][i]) = (both << 4, both & 0xf0);
+                    }
+                    // Those of the first and of the last values of a group.
+                    let s = s / 2 * 4 + s % 2;
+                    for (sums, block) in sums.iter_mut().zip(blocks) {
+                        sums[t] = B::add(sums[t], halves[0].as_ptr(), block.numbers.step(s));
+                        sums[t] = B::add(sums[t], halves[1].as_ptr(), block.numbers.step(s + 2));
+                    }
+                } else {
+                    for (sums, block) in sums.iter_mut().zip(blocks) {
+                        sums[t] = B::add(sums[t], line, block.numbers.step(s));
+                    }
                 }
             }
         }
@@ -200,7 +216,7 @@ impl<const Q: usize> Average<'_, '_, Q> {
     }
 }
 
-impl<const Q: usize> BytePass for Average<'_, '_, Q> {
+impl<const Q: usize, const HALF: bool> BytePass for Average<'_, '_, Q, HALF> {
     #[inline(always)]
     unsafe fn run<B: ByteDots>(mut self) {
         let (groups, width) = (self.scales.len() / LANES, self.to[0].sums.len() / LANES);
@@ -253,8 +269,8 @@ impl Simd {
         self.run(Weigh { scores: weights, shift: None })
     }
 
-    /// Adds to the sums of each row what its weights make of whole groups of values in codes, without the centre of the
-    /// values.
+    /// Adds to the sums of each row what its weights make of whole groups of values in codes of eight bits, or of four where lines
+    /// are half as many, without the centre of the values.
     pub(crate) fn average_codes<const Q: usize>(
         self,
         lines: &[u8],
@@ -263,11 +279,16 @@ impl Simd {
     ) {
         let width = to[0].sums.len();
         assert!(width.is_multiple_of(LANES) && scales.len().is_multiple_of(LANES));
-        assert!(lines.len() == scales.len() * width);
+        let whole = scales.len() * width;
+        assert!(lines.len() == whole || 2 * lines.len() == whole);
         for to in &*to {
             assert!(to.sums.len() == width && to.weights.len() == scales.len());
         }
-        self.run_bytes(Average { lines, scales, to });
+        if lines.len() == whole {
+            self.run_bytes(Average::<Q, false> { lines, scales, to });
+        } else {
+            self.run_bytes(Average::<Q, true> { lines, scales, to });
+        }
     }
 }
 
@@ -310,6 +331,34 @@ mod tests {
         simd.average_codes(lines, scales, &mut to);
         let lost = to.map(|to| to.lost);
         sums.into_iter().zip(lost).collect()
+    }
+
+    /// Returns bytes with empty low halves, and the same as pairs of halves.
+    fn halves(lines: &[u8], width: usize) -> (Vec<u8>, Vec<u8>) {
+        let whole: Vec<u8> = lines.iter().map(|byte| byte & 0xf0).collect();
+        let group = |group: &[u8]| -> Vec<u8> {
+            let (first, last) = group.split_at(group.len() / 2);
+            first.iter().zip(last).map(|(first, last)| first >> 4 | last).collect()
+        };
+        let packed = whole.chunks_exact(width * LANES).flat_map(group).collect();
+        (whole, packed)
+    }
+
+    #[test]
+    fn averages_of_halves_are_those_of_whole_bytes() {
+        for (groups, width) in [(1, 16), (3, 48), (17, 128), (33, 80)] {
+            let (lines, scales, weights) = made(groups, width);
+            let (whole, packed) = halves(&lines, width);
+            let whole = (whole, scales.clone(), weights.clone());
+            let packed = (packed, scales, weights);
+            for (name, simd) in Simd::all() {
+                let (of, same) = (&whole, &packed);
+                let one = averages::<1>(*simd, of, width);
+                assert_eq!(one, averages::<1>(*simd, same, width), "{name} {width}");
+                assert_eq!(averages::<4>(*simd, of, width), averages::<4>(*simd, same, width));
+                assert_eq!(averages::<8>(*simd, of, width), averages::<8>(*simd, same, width));
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,6 @@ mod coded;
 mod dot;
 mod few;
 mod listed;
-mod matmul;
 mod narrow;
 mod pieces;
 #[cfg(test)]
@@ -15,7 +14,6 @@ mod weighed;
 
 pub(crate) use coded::{CodedSums, LIGHTEST, WeightSums};
 pub(crate) use few::{FEW_KEYS, Scored, Weighed};
-pub(crate) use matmul::{DEPTH, Queries, SIDE};
 pub(crate) use narrow::BESIDE;
 pub(crate) use pieces::Cutting;
 pub(crate) use tile::{BlockScratch, Precise, RUN as PANEL_RUN, Rows as PanelRows, WeightScratch};

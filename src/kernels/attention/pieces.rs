@@ -158,13 +158,14 @@ impl PieceRows {
                 }
                 let tile = (r / LANES * steps + step) * TILE;
                 for piece in 0..cutting.entries {
+                    // In steps that compilers vectorize.
+                    let words =
+                        narrow.map(|rest| rest.to_bits().wrapping_add(0x8000) & 0xFFFF_0000);
+                    for (rest, word) in narrow.iter_mut().zip(words) {
+                        *rest -= f32::from_bits(word);
+                    }
                     let to = &mut lines[piece * plane + tile..][..TILE];
-                    for (Line(pairs), two) in to.iter_mut().zip(narrow.as_chunks_mut::<2>().0) {
-                        let [low, high] = two.each_mut().map(|rest| {
-                            let rounded = rest.to_bits().wrapping_add(0x8000) & 0xFFFF_0000;
-                            *rest -= f32::from_bits(rounded);
-                            rounded
-                        });
+                    for (Line(pairs), [low, high]) in to.iter_mut().zip(words.as_chunks::<2>().0) {
                         pairs[r % LANES] = low >> 16 | high;
                     }
                 }

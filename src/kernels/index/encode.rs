@@ -46,6 +46,8 @@ struct Encode<'a, E> {
     keys: Keys<'a, E>,
     from: usize,
     frame: Frame<'a>,
+    /// Power of two that codes are multiples of.
+    unit: f32,
     /// Bytes of the keys, per key the number of dimensions in whole groups.
     bytes: &'a mut [u8],
     /// Residuals: per key the transformed key minus its decoded form.
@@ -72,6 +74,7 @@ impl<E: Element<Scalar = f32>> Pass for Encode<'_, E> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) {
         let width = self.frame.mean.len();
+        let most = (CODE / self.unit).floor() * self.unit;
         let rows = self.residuals.chunks_exact_mut(width).zip(self.bytes.chunks_exact_mut(width));
         for (r, ((residual, bytes), encoded)) in rows.zip(self.encoded.iter_mut()).enumerate() {
             let key = self.keys.row(self.from + r);
@@ -102,7 +105,7 @@ impl<E: Element<Scalar = f32>> Pass for Encode<'_, E> {
             }
             encoded.largest = largest.largest() + spoiled.sum();
             encoded.square = square.sum();
-            let scale = rounded_up(reach.largest() / CODE);
+            let scale = rounded_up(reach.largest() / most);
             // Too large or NaN: no codes for this key.
             if !(scale.to_f32() <= SCALES.1 && encoded.square < f32::INFINITY) {
                 encoded.scale = bf16::ZERO;
@@ -114,8 +117,9 @@ impl<E: Element<Scalar = f32>> Pass for Encode<'_, E> {
             encoded.scale = scale;
             let inverse = L::F32::splat(1.0 / scale.to_f32());
             let scale = L::F32::splat(0.0 - scale.to_f32());
-            let (round, top) = (L::F32::splat(ROUND), L::F32::splat(CODE));
-            let bottom = L::F32::splat(-CODE);
+            // A sum with a float so many times as large rounds to so many.
+            let (round, top) = (L::F32::splat(ROUND * self.unit), L::F32::splat(most));
+            let bottom = L::F32::splat(-most);
             let offset = L::F32::splat(ROUND + f32::from(BIAS));
             let mut lost = zero;
             for (group, bytes) in
@@ -141,13 +145,13 @@ fn rounded_up(value: f32) -> bf16 {
 }
 
 impl Simd {
-    /// Encodes keys `from ..`, as many as there are places in `encoded`. Every key has whole groups of bytes and
-    /// residuals.
+    /// Encodes keys `from ..`, as many as there are places in `encoded`, in codes that are multiples of a unit, a power of two. Every
+    /// key has whole groups of bytes and residuals.
     pub(crate) fn encode<E: Element<Scalar = f32>>(
         self,
         keys: Keys<'_, E>,
         from: usize,
-        frame: Frame<'_>,
+        (frame, unit): (Frame<'_>, f32),
         bytes: &mut [u8],
         residuals: &mut [f32],
         encoded: &mut [Encoded],
@@ -156,6 +160,6 @@ impl Simd {
         assert!(width.is_multiple_of(LANES) && width >= keys.dim() && keys.dim() > 0);
         assert!(bytes.len() == encoded.len() * width && residuals.len() == bytes.len());
         assert!(frame.block == 1 || keys.dim().is_multiple_of(frame.block));
-        self.run(Encode { keys, from, frame, bytes, residuals, encoded });
+        self.run(Encode { keys, from, frame, unit, bytes, residuals, encoded });
     }
 }

@@ -38,7 +38,7 @@ fn encode(simd: Simd, data: &[f32], dim: usize, block: usize) -> EncodedBlock {
     };
     let frame = Frame { mean: &mean, block, signs: &signs };
     let (bytes, residuals) = (&mut out.bytes, &mut out.residuals);
-    simd.encode(Keys::new(data, dim, dim), 0, frame, bytes, residuals, &mut out.encoded);
+    simd.encode(Keys::new(data, dim, dim), 0, (frame, 1.0), bytes, residuals, &mut out.encoded);
     out
 }
 
