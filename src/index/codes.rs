@@ -60,24 +60,28 @@ impl PartialEq for Codes<'_> {
 }
 
 /// A part of the keys, encoded by one task.
-struct Part {
-    gram: Gram<'static>,
-    spread: Option<Gram<'static>>,
+struct Part<'a> {
+    gram: Gram<'a>,
+    spread: Option<Gram<'a>>,
     uncoded: Vec<u32>,
     largest: f32,
     fingerprint: Fingerprint,
     bad: Option<usize>,
 }
 
-impl Part {
+impl<'a> Part<'a> {
     fn new(width: usize, content: Content) -> Self {
-        let (gram, fingerprint) = (Gram::new(width), Fingerprint::default());
-        let spread = content.of_values().then(|| Gram::new(width));
+        Part::on(Gram::new(width), content.of_values().then(|| Gram::new(width)))
+    }
+
+    /// Returns a part that is added to sums of others.
+    fn on(gram: Gram<'a>, spread: Option<Gram<'a>>) -> Self {
+        let fingerprint = Fingerprint::default();
         Part { gram, spread, uncoded: Vec::new(), largest: 0.0, fingerprint, bad: None }
     }
 
     /// Takes up what follows.
-    fn join(&mut self, other: Part) {
+    fn join(&mut self, other: Part<'_>) {
         self.gram.join(&other.gram);
         if let (Some(spread), Some(other)) = (&mut self.spread, &other.spread) {
             spread.join(other);
@@ -205,6 +209,16 @@ impl Codes<'_> {
         (count, room): (usize, Room),
         threads: usize,
     ) -> Result<(), Refused> {
+        let not_finite = |row: usize| {
+            let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
+            let entry = keys.row(row).iter().position(|entry| !finite(entry))?;
+            Some(Refused::NotFinite { row, entry })
+        };
+        // A few go to the sums of all at once, so that nothing may be wrong with them.
+        let few = count <= PANEL;
+        if let Some(refused) = (0..count).filter(|_| few).find_map(not_finite) {
+            return Err(refused);
+        }
         let (first, end) = (self.n, self.n + count);
         // Up to a whole group first, then in tasks. What is behind the group's last key is put back on an error.
         let begun = (first.next_multiple_of(LANES) - first).min(count);
@@ -212,22 +226,40 @@ impl Codes<'_> {
         let mut chunks = std::mem::replace(&mut self.chunks, none);
         let (before, bare) = (chunks.last_group(), chunks.bare());
         let groups = chunks.groups();
-        let mut part = Part::new(self.frame.mean.len(), self.content());
+        let width = self.frame.mean.len();
+        let mut part = if few {
+            let spread = self.spread.as_mut().map(Spread::take_sums);
+            Part::on(std::mem::replace(&mut self.gram, Gram::new(0)), spread)
+        } else {
+            Part::new(width, self.content())
+        };
         let mut stopped = None;
         {
             let allowed = |keys: usize| (end / SPARED + 8).saturating_sub(bare).min(keys / 8 + 1);
             let (old, mut new) = chunks.grow(room, begun > 0);
             if let Some(mut out) = old {
                 let span = Span { from: 0, count: begun, at: first % LANES };
-                part.join(self.encode(simd, keys, span, &mut out, allowed(begun)));
+                self.encode(simd, keys, span, &mut out, (allowed(begun), &mut part));
             }
             // A few tasks at a time: what they sum is a matrix each.
             let wave = Self::wave(threads);
             for (w, outs) in new.chunks_mut(wave).enumerate() {
-                let one = |(c, out): (usize, &mut Out<'_>)| {
+                let span = |c: usize| {
                     let from = begun + (w * wave + c) * TASK;
-                    let span = Span { from, count: TASK.min(count - from), at: 0 };
-                    self.encode(simd, keys, span, out, allowed(span.count))
+                    Span { from, count: TASK.min(count - from), at: 0 }
+                };
+                if few {
+                    let allowed = allowed(span(0).count);
+                    outs.iter_mut().for_each(|out| {
+                        self.encode(simd, keys, span(0), out, (allowed, &mut part))
+                    });
+                    break;
+                }
+                let one = |(c, out): (usize, &mut Out<'_>)| {
+                    let mut part = Part::new(width, self.content());
+                    let allowed = allowed(span(c).count);
+                    self.encode(simd, keys, span(c), out, (allowed, &mut part));
+                    part
                 };
                 match threads::map(threads, outs.iter_mut().enumerate(), 1, one) {
                     Ok(parts) => parts.into_iter().for_each(|other| part.join(other)),
@@ -238,21 +270,20 @@ impl Codes<'_> {
                 }
             }
         }
-        let not_finite = |row: usize| {
-            let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
-            let entry = keys.row(row).iter().position(|entry| !finite(entry)).unwrap_or(0);
-            Refused::NotFinite { row, entry }
-        };
-        if let Some(refused) = part.bad.map(not_finite).or(stopped.map(Refused::Stopped)) {
+        if let Some(refused) = part.bad.and_then(not_finite).or(stopped.map(Refused::Stopped)) {
             chunks.restore(groups, &before);
             self.chunks = chunks;
             return Err(refused);
         }
         chunks.spare(&part.uncoded);
         self.chunks = chunks;
-        self.gram.join(&part.gram);
-        if let (Some(spread), Some(more)) = (&mut self.spread, &part.spread) {
-            spread.join(more, &self.gram);
+        if few {
+            self.gram = part.gram;
+        } else {
+            self.gram.join(&part.gram);
+        }
+        if let (Some(spread), Some(more)) = (&mut self.spread, part.spread) {
+            spread.join(more, few, &self.gram);
         }
         self.largest = self.largest.max(part.largest);
         self.fingerprint.join(part.fingerprint);
@@ -260,15 +291,15 @@ impl Codes<'_> {
         Ok(())
     }
 
-    /// Encodes some keys. `allowed` of them may be left without a code.
+    /// Encodes some keys into a part. `allowed` of them may be left without a code.
     fn encode<E: Coded>(
         &self,
         simd: Simd,
         keys: Keys<'_, E>,
         span: Span,
         out: &mut Out<'_>,
-        allowed: usize,
-    ) -> Part {
+        (allowed, part): (usize, &mut Part<'_>),
+    ) {
         let width = self.frame.mean.len();
         let (content, block) = (self.content(), self.content().block(self.dim));
         let most = PANEL.min(span.count);
@@ -276,7 +307,6 @@ impl Codes<'_> {
         let mut residuals = vec![0.0; most.next_multiple_of(STEP) * width];
         let mut packed = Packed::default();
         let mut encoded = vec![Encoded::default(); most];
-        let mut part = Part::new(width, content);
         for done in (0..span.count).step_by(PANEL) {
             let (from, len) = (span.from + done, PANEL.min(span.count - done));
             let bytes = &mut bytes[..len * width];
@@ -327,7 +357,6 @@ impl Codes<'_> {
                 }
             }
         }
-        part
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -68,16 +68,27 @@ impl<'a> Spread<'a> {
     }
 }
 
+impl<'a> Spread<'a> {
+    /// Lends the sums to who adds to them, and gives them back to [`Spread::join`].
+    pub(super) fn take_sums(&mut self) -> Gram<'a> {
+        std::mem::replace(&mut self.gram, Gram::new(0))
+    }
+
+    /// Takes up the sums of appended values, or with them those that were taken; `residuals` have theirs already.
+    pub(super) fn join(&mut self, sums: Gram<'a>, taken: bool, residuals: &Gram<'_>) {
+        if taken {
+            self.gram = sums;
+        } else {
+            self.gram.join(&sums);
+        }
+        self.decoded.follow(&self.gram);
+        self.residuals.follow(residuals);
+    }
+}
+
 impl Spread<'_> {
     pub(super) fn gram(&self) -> &Gram<'_> {
         &self.gram
-    }
-
-    /// Takes up the sums of appended values, which `residuals` have been joined with.
-    pub(super) fn join(&mut self, other: &Gram<'_>, residuals: &Gram<'_>) {
-        self.gram.join(other);
-        self.decoded.follow(&self.gram);
-        self.residuals.follow(residuals);
     }
 
     /// Returns the bounds, given the sums of what codes lose.
@@ -411,7 +422,7 @@ mod tests {
         bounded(&spread, &residuals, (5.0, 3.0));
         // What came since the eigenvalues were bounded, and is too little to bound them anew.
         residuals.join(&gram(1.0, [0.0; 4]));
-        spread.join(&gram(2.0, [0.0; 4]), &residuals);
+        spread.join(gram(2.0, [0.0; 4]), false, &residuals);
         bounded(&spread, &residuals, (f64::sqrt(27.0), f64::sqrt(10.0)));
     }
 
