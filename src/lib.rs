@@ -64,7 +64,7 @@ mod runtime;
 mod select;
 
 pub use attention::{
-    Attention, AttentionOptions, Budget, Outputs, Precision, ValueBall, attention,
+    Attention, AttentionOptions, Budget, Outputs, Precision, ValueBall, Weights, attention,
 };
 pub use bounds::output::{
     OutputBound, OutputError, OutputOptions, OutputSelection, output_error, select_output,

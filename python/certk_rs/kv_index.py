@@ -27,7 +27,7 @@ class KvIndex(KeyIndex):
     """A `KeyIndex` that has codes of the values as well; see docs/search.md.
 
     Made by `build` or `load`. Values take d_v + 4 bytes each, or d_v / 2 + 4 in four bits (d_v
-    rounded up to a multiple of 16), and two d_v x d_v matrices per head. Values themselves are not kept.
+    rounded up to a multiple of 16), and two d_v x d_v matrices per head. Values are not kept.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class KvIndex(KeyIndex):
                 `keys`; float32, float16 or bfloat16, all finite.
             rotate: As in `KeyIndex.build`, of keys. Values are not turned.
             keep_keys: As in `KeyIndex.build`.
-            value_bits: 8, or 4 for half the bytes of values. In 4 bits outputs lose sixteen times as
-                much, which averages of many thousand values even out; `error_bound` has it.
+            value_bits: 8, or 4 for half the bytes of values. In 4 bits outputs lose sixteen times
+                as much, which averages of many thousand values even out; `error_bound` has it.
             threads: Number of threads; None for all available.
 
         Raises:

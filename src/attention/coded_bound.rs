@@ -161,16 +161,23 @@ impl CodedWeights {
 mod tests {
     use super::*;
 
-    /// Small cases of two-dimensional values about zero, in f64.
+    /// Small cases of two-dimensional values, in f64.
     struct Case {
         used: Vec<f64>,
         errors: Vec<f64>,
         roundings: Vec<f64>,
+        /// Relative to the centre.
         values: Vec<[f64; 2]>,
         lost: Vec<[f64; 2]>,
-        /// The first so many are scored exactly, and so have no errors.
+        /// The first so many are scored exactly, and so have no errors; of these so many have exact values, too.
         exact: usize,
+        heavy: usize,
         sink: f64,
+        centre: [f64; 2],
+        /// Weights that became nothing; else 0.
+        flushed: Vec<f64>,
+        /// Distance of the ends of a sum from it, as a share.
+        ends: f64,
     }
 
     fn length(vector: [f64; 2]) -> f64 {
@@ -190,7 +197,7 @@ mod tests {
             let n = 1 + below(12);
             let most = below(n + 1);
             let exact = below(most + 1);
-            let used: Vec<f64> = match kind % 4 {
+            let mut used: Vec<f64> = match kind % 4 {
                 0 => (0..n).map(|_| (-6.0 * next()).exp()).collect(),
                 1 => vec![1.0; n],
                 // One heavy key with a code.
@@ -211,18 +218,52 @@ mod tests {
             let mut side = || if next() < 0.5 { -rho } else { rho };
             let roundings = (0..=n).map(|_| side()).collect();
             let mut vector = |size: f64| [size * (2.0 * next() - 1.0), size * (2.0 * next() - 1.0)];
-            let values = (0..n).map(|_| vector(1.0)).collect();
+            let values: Vec<[f64; 2]> = (0..n).map(|_| vector(1.0)).collect();
             let lost = (0..n).map(|_| vector(0.05)).collect();
             let sink = if kind.is_multiple_of(5) { next() } else { 0.0 };
-            Case { used, errors, roundings, values, lost, exact, sink }
+            // One thing more in each of four fifths of the cases.
+            let (mut heavy, mut centre, mut flushed, mut ends) =
+                (exact, [0.0; 2], vec![0.0; n], 0.0);
+            match kind / 96 % 5 {
+                1 => heavy = usize::try_from((next() * (exact + 1) as f64) as i64).unwrap(),
+                2 if next() < 0.5 => centre = [9.0 * next(), -9.0 * next()],
+                // The output is then the centre, if there is a sink.
+                2 => {
+                    let sum = |j| used.iter().zip(&values).map(|(u, v)| u * v[j]).sum::<f64>();
+                    centre = std::array::from_fn(|j| sum(j) / sink.max(0.05));
+                }
+                3 => {
+                    for i in exact.max(1)..n {
+                        if next() < 0.5 {
+                            (flushed[i], used[i]) = (next() * next(), 0.0);
+                        }
+                    }
+                }
+                4 => ends = 0.1 * next(),
+                _ => {}
+            }
+            Case {
+                used,
+                errors,
+                roundings,
+                values,
+                lost,
+                exact,
+                heavy,
+                sink,
+                centre,
+                flushed,
+                ends,
+            }
         }
 
         /// Returns the true total variation distance and error of the output, each beside its bound.
         fn judge(&self) -> [(f64, f64); 2] {
-            let Case { used, errors, roundings, values, lost, exact, sink } = self;
+            let Case { used, errors, roundings, values, lost, exact, heavy, sink, .. } = self;
+            let Case { centre, flushed, ends, .. } = self;
             let n = used.len();
             let grown = |i: usize| (errors[i] + roundings[i]).exp();
-            let real: Vec<f64> = (0..n).map(|i| used[i] * grown(i)).collect();
+            let real: Vec<f64> = (0..n).map(|i| used[i] * grown(i) + flushed[i]).collect();
             let real_sink = sink * roundings[n].exp();
             let (total, real_total) =
                 (used.iter().sum::<f64>() + sink, real.iter().sum::<f64>() + real_sink);
@@ -232,7 +273,8 @@ mod tests {
             let average = |weights: &[f64], total: f64, coded: bool| -> [f64; 2] {
                 std::array::from_fn(|j| {
                     let value = |i: usize| {
-                        values[i][j] - if coded && i >= *exact { lost[i][j] } else { 0.0 }
+                        let lost = if coded && i >= *heavy { lost[i][j] } else { 0.0 };
+                        centre[j] + values[i][j] - lost
                     };
                     (0..n).map(|i| weights[i] * value(i)).sum::<f64>() / total
                 })
@@ -250,12 +292,12 @@ mod tests {
                     rho,
                 ),
                 coded: CodeSums {
-                    upper: sum,
-                    lower: sum,
+                    upper: sum * (1.0 + ends),
+                    lower: sum * (1.0 - ends),
                     squares: square(coded),
                     largest: coded.iter().copied().fold(0.0, f64::max),
                 },
-                flushed: 0.0,
+                flushed: flushed.iter().sum(),
                 exact: used[..*exact].iter().sum(),
                 exact_squares: square(&used[..*exact]),
                 sink: *sink,
@@ -263,13 +305,18 @@ mod tests {
             let most = |list: &[[f64; 2]]| list.iter().map(|v| length(*v)).fold(0.0, f64::max);
             let bounds = ValueBounds {
                 spread: top(values),
-                loss: top(&lost[*exact..]),
+                loss: top(&lost[*heavy..]),
                 farthest: most(values),
-                lost: most(&lost[*exact..]),
+                lost: most(&lost[*heavy..]),
             };
-            let outputs = Outputs { values: bounds, centre: 0.0, away: length(out) };
+            let away = length([out[0] - centre[0], out[1] - centre[1]]);
+            let outputs = Outputs { values: bounds, centre: length(*centre), away };
+            let light = &used[*heavy..*exact];
+            let masses = row.masses();
+            assert!(masses.low <= real_total * (1.0 + 1e-9) && real_total <= masses.high);
             let bound = row.total_variation();
-            [(variation, bound), (off, row.output(&outputs, [0.0; 2], bound))]
+            let light = [light.iter().sum(), square(light)];
+            [(variation, bound), (off, row.output(&outputs, light, bound))]
         }
     }
 

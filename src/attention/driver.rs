@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::error_bound::{self, Balls};
 use super::job::{AttentionJob, RowBudget, UNIT_ROWS, Unit};
-use super::options::{AttentionOptions, Budget};
+use super::options::{AttentionOptions, Budget, Weights};
 use super::query_rows::QueryRows;
 use super::result::Attention;
 use crate::error::Error;
@@ -75,7 +75,8 @@ pub fn attention(
     match budget {
         Budget::TailMass(eps) => {
             let eps = query_rows.per_row("eps", eps)?.budgets(query_rows.shape)?;
-            let short = !query_rows.options.even_if_slower && !query_rows.options.exact_weights;
+            let AttentionOptions { even_if_slower, weights, .. } = query_rows.options;
+            let short = !even_if_slower && weights == Weights::Codes;
             job.run(RowBudget { eps, short, careful: false }, |_| true, &mut all)?;
             Ok(all)
         }

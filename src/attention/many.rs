@@ -1,7 +1,7 @@
 //! Ways of answering a unit: by codes of keys and values, a few rows at a time, or many together over all keys.
 
 use super::job::{Answer, AttentionJob, GROUP, MANY, RowBudget, Unit};
-use super::options::AttentionOptions;
+use super::options::{AttentionOptions, Weights};
 use crate::error::Error;
 use crate::runtime::reused::Reused;
 
@@ -14,7 +14,7 @@ impl AttentionJob<'_> {
         // they do about it.
         let &AttentionOptions {
             even_if_slower,
-            exact_weights,
+            weights,
             // Where something is chosen: `ask_for`.
             mapped: _,
             // What a row sees: `QueryRows`. Its scores: `AttentionJob::scale`. All ways ask for its sink where its weights are summed.
@@ -32,7 +32,7 @@ impl AttentionJob<'_> {
         } = &self.query_rows.options;
         if self.query_rows.rows_of(unit.head).len() <= CODED
             && !even_if_slower
-            && !exact_weights
+            && weights == Weights::Codes
             && let Some(answers) = self.attend_coded(unit, budget)?
         {
             return Ok(answers);

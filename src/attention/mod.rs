@@ -31,6 +31,6 @@ mod views;
 
 pub use ball::ValueBall;
 pub use driver::attention;
-pub use options::{AttentionOptions, Budget, Precision};
+pub use options::{AttentionOptions, Budget, Precision, Weights};
 pub use outputs::Outputs;
 pub use result::Attention;

@@ -233,3 +233,21 @@ fn close(row: &mut PendingRow, found: &Selection) -> Result<(), Error> {
     (row.open, row.prepared) = (false, None);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_score_is_found_wherever_it_is() {
+        assert_eq!(largest(&[f32::NEG_INFINITY; 3]), f32::NEG_INFINITY);
+        for count in 1..3 * LANES {
+            for at in 0..count {
+                let mut scores = vec![f32::NEG_INFINITY; count];
+                scores[count / 2] = -3.0;
+                scores[at] = -1.0;
+                assert_eq!(largest(&scores), -1.0, "{count} {at}");
+            }
+        }
+    }
+}

@@ -36,8 +36,8 @@ pub struct AttentionOptions<'a> {
     pub value_index: Option<&'a ValueIndex<'a>>,
     /// Drop keys even where full attention is faster, to measure how many are needed.
     pub even_if_slower: bool,
-    /// Weigh keys by exact scores alone, not by codes nor in bf16: keys are dropped, and nothing else is lost but rounding.
-    pub exact_weights: bool,
+    /// Sources of weights.
+    pub weights: Weights,
     /// `true` if keys or values lie in mapped files. The keys selected by an index are then requested from the system
     /// before they are read.
     pub mapped: bool,
@@ -64,8 +64,8 @@ builders_of_defaults! { AttentionOptions<'a> {
     value_index(index: impl Into<Option<&'a ValueIndex<'a>>>) = index.into();
     /// Drops keys even where full attention is faster.
     even_if_slower(slower: bool) = slower;
-    /// Weighs keys by exact scores alone.
-    exact_weights(exact: bool) = exact;
+    /// Sets the sources of weights.
+    weights(weights: Weights) = weights;
     /// States that keys or values lie in mapped files.
     mapped(mapped: bool) = mapped;
     /// Sets the number of threads; `None` for all available.
@@ -93,6 +93,29 @@ pub enum Budget<'a> {
     /// Largest error of the output in the Euclidean norm, all rounding included; finite and not negative.
     Output(&'a [f64]),
 }
+
+/// Sources of weights.
+///
+/// ```
+/// use certk_rs::{AttentionOptions, Weights};
+/// assert_eq!(AttentionOptions::new().weights, Weights::Codes);
+/// assert_eq!("exact".parse(), Ok(Weights::Exact));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Weights {
+    /// Codes of keys and values, where there is an index of both, and bf16 of many rows, as far as the budget allows.
+    #[default]
+    Codes,
+    /// Exact scores alone: keys are dropped, and nothing else is lost but rounding.
+    Exact,
+}
+
+names! { Weights, "weights", "use \"codes\" or \"exact\"", {
+    "codes" => Weights::Codes,
+    "exact" => Weights::Exact,
+} }
 
 /// Precision of an output.
 ///

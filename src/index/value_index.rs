@@ -384,3 +384,21 @@ impl ValueIndex<'static> {
         KeyIndex::read_of(Content::Values, &mut reader).map(ValueIndex)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_beside_more_keys_are_not_appended() {
+        let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+        let vectors = |n: usize| Vectors::new("values", &data[..n * 4], &[n, 4]).unwrap();
+        let mut index = KeyIndex::build(&vectors(50), &IndexOptions::new()).unwrap();
+        for (indexed, more) in [(49, 2), (50, 3)] {
+            let mut values = ValueIndex::build(&vectors(indexed)).unwrap();
+            let refused = values.append_beside(&vectors(2), &mut index, &vectors(more));
+            assert!(matches!(refused, Err(Error::Shape { .. })), "{indexed} {more}");
+            assert_eq!((values.len(), index.len()), (indexed, 50));
+        }
+    }
+}

@@ -151,6 +151,92 @@ def test_one_heavy_key_whose_code_is_off(heavy: float, sign: float) -> None:
             check_shown(found, real, eps)
 
 
+def test_light_keys_that_are_scored_exactly_and_whose_values_lose() -> None:
+    """Their values come from codes, and lose the same; little is in the weights of all others."""
+    n, d = 4096, 16
+    k, _ = two_sided(n, d)
+    v = np.zeros((n, 3), np.float32)
+    v[:, 0] = 127 * np.where(classes(n) % 2, 1, -1)
+    heavy, light = np.arange(n) // 4 % 8 == 0, np.arange(n) // 4 % 8 == 4
+    some = np.arange(n) < 1600
+    for keys, sign in ((heavy & some, 1), (light & some, -1)):
+        k[keys, 2], v[keys, 1] = 64 * sign, 0.45 * sign
+    assert 100 < (heavy & some).sum() < 300
+    q = np.zeros((1, d), np.float32)
+    q[0, 1], q[0, 2] = 0.1 / 0.45, 8.0 / 64
+    found = ck.attention(q, k, v, 0.005, index=built(k, v, rotate=False), scale=1.0)
+    real = real_attention(q, k, v, {}, 1.0)
+    check(found, real, 0.005)
+    assert coded(found).all()
+    assert (found.scored == (heavy & some).sum()).all()
+    # What is lost of values is most of the error.
+    away = np.abs(found.out.astype(LD) - real.out).max(axis=-1)
+    assert (away > 0.5 * found.error_bound).all()
+
+
+def test_weights_of_values_that_round_by_most() -> None:
+    """Small weights beside a large one of their block: halves of its number round up or to zero.
+
+    Those that round up have values of one, the others of minus one.
+    """
+    n, d = 16384, 16
+    k, _ = two_sided(n, d)
+    k[:, 1] = 0
+    at = np.arange(n)
+    sign = np.where(at // 16 % 2, 1, -1)
+    k[:, 3] = sign
+    k[at % 256 == 0, 2], k[at % 256 == 128, 2] = 100, -100
+    v = np.tile(sign[:, None], (1, 16)).astype(np.float32)
+    q = np.zeros((1, d), np.float32)
+    # The number of a weight is a half at most, or at least.
+    q[0, 2], q[0, 3] = np.log(2 * 32639) / 100, 0.02
+    # Large weights have equal signs.
+    q[0, 2] -= 0.02 * sign[0] / 100
+    real = real_attention(q, k, v, {}, 1.0)
+    found = ck.attention(q, k, v, 0.001, index=built(k, v, rotate=False), scale=1.0)
+    check(found, real, 0.001)
+    assert coded(found).all()
+    away = np.sqrt(np.square(found.out.astype(LD) - real.out).sum(axis=-1))
+    assert (away > 0.7 * found.error_bound).all()
+
+
+@pytest.mark.parametrize("part", [0.0, 0.2, 0.49, 0.51, 0.9])
+def test_queries_that_sixteen_bits_do_not_hold(part: float) -> None:
+    """Keys have exact codes; all of a query but one entry, which they lack, is a part of a unit."""
+    n, d = 1024, 16
+    k = np.zeros((n, d), np.float32)
+    k[:, 1:] = 127 * np.where(classes(n) % 4 < 2, 1, -1)[:, None]
+    q = np.full((1, d), part / 32639, np.float32)
+    q[0, 0] = 1
+    real, v = real_attention(q, k, np.zeros((n, 1)), {}, 1.0), axes(k.shape)
+    found = ck.attention(q, k, v, 0.3, index=built(k, v, rotate=False), scale=1.0)
+    tight = check_shown(found, real, 0.3)
+    assert coded(found).all()
+    assert tight > 0.4 or part in (0, 0.9)
+
+
+def test_exact_scores_that_float32_rounds() -> None:
+    """Keys far from zero, of which the heavy ones have codes that are far off; the others, none.
+
+    Scores of 65536 have units of 1/128, and heavy ones differ by parts of it.
+    """
+    n, d = 4096, 16
+    rng, k, of = np.random.default_rng(19), two_sided(n, d)[0], classes(n)
+    k[:, 2] = np.choose(of % 4, (64, 0, -64, 0))
+    some = rng.integers(1, 101, AXES // 2)
+    k[:, 3], k[:, 4] = np.append(some, -some[::-1])[of], 2**14
+    q = np.zeros((1, d), np.float32)
+    # Whole numbers of the unit of its form in sixteen bits.
+    q[0, 1:5] = np.array([32639, 1024, 1, 2**14]) / 2**12
+    real, v = real_attention(q, k, np.zeros((n, 1)), {}, 1.0), axes(k.shape)
+    found = ck.attention(q, k, v, 0.9, index=built(k, v, rotate=False), scale=1.0)
+    check_shown(found, real, 0.9)
+    assert coded(found).all()
+    assert (found.scored == n / 4).all()
+    # It is more than all else that a claim is made of.
+    assert (distances(found.out, shares_of(real.weights)) > 7e-4).all()
+
+
 def test_distances_in_balls() -> None:
     """The distance of rows that see 128 keys, in Arb, whose roundings are in its answers."""
     rng, n = np.random.default_rng(3), 1024
@@ -393,7 +479,7 @@ def test_values_in_four_bits_lose_what_is_said() -> None:
 
 
 def test_exact_weights_only_drop_keys() -> None:
-    """What was lost is then the mass of what was dropped: nothing, or nearly all that is claimed."""
+    """The loss is the mass of what was dropped: nothing, or nearly all that is claimed."""
     rng, n, d = np.random.default_rng(17), 2048, 64
     k = rng.standard_normal((2, n, d)).astype(np.float32)
     v, index = axes(k.shape), ck.KvIndex.build(k, axes(k.shape))
@@ -411,6 +497,75 @@ def test_exact_weights_only_drop_keys() -> None:
             check(each, real, 0.01)
     with pytest.raises(ck.CertkError, match=r'^weights is .half.; pass "codes" or "exact"'):
         ck.attention(q, k, v, 0.01, weights="half")  # type: ignore[arg-type]
+
+
+def test_rows_see_up_to_their_ends() -> None:
+    """The last keys that a row sees have much of its mass, and the next ones would have more."""
+    rng, n, d = np.random.default_rng(16), 2048, 32
+    k = rng.standard_normal((n, d))
+    lengths = np.array([1999, 1700, 1001, 1343, 2047, 1520, 1633, 777, 1899])
+    # Queries that do not know of each other's keys.
+    q = np.linalg.qr(rng.standard_normal((d, d)))[0][: len(lengths)]
+    for query, end in zip(q, lengths, strict=True):
+        around = slice(end - 4, end + 4)
+        k[around] += (np.log(n * 0.03) - k[around] @ query)[:, None] * query
+    q, k = q.astype(np.float32), k.astype(np.float32)
+    v = axes(k.shape)
+    for shape in ((9,), (3, 3)):
+        some, ends = q.reshape(*shape, d), lengths.reshape(shape)
+        keys, values = (k, v) if len(shape) == 1 else (k[None], v[None])
+        real = real_attention(some, keys, np.zeros((*keys.shape[:-1], 1)), {"lengths": ends}, 1.0)
+        at = np.take_along_axis(real.weights, ends[..., None] - 1, -1)
+        assert (at > 0.005).all()
+        for halves in (False, True):
+            index = built(keys, values, halves)
+            found = ck.attention(some, keys, values, 0.01, index=index, scale=1.0, lengths=ends)
+            check_shown(found, real, 0.01)
+            assert coded(found).all()
+    # Alone, a row's scores end in its own last group.
+    for query, end in zip(q, lengths, strict=True):
+        sight = {"lengths": end}
+        real = real_attention(query[None], k, np.zeros((n, 1)), sight, 1.0)
+        found = ck.attention(query[None], k, v, 0.01, index=built(k, v), scale=1.0, lengths=end)
+        check_shown(found, real, 0.01)
+        assert coded(found).all()
+
+
+def test_values_without_a_code() -> None:
+    """The largest float32 numbers have none: then all values are read."""
+    rng, n, d = np.random.default_rng(17), 2048, 32
+    k, v = rng.standard_normal((2, n, d)).astype(np.float32)
+    v[77, 3] = 1e35
+    q = (0.5 * rng.standard_normal((3, d))).astype(np.float32)
+    found = ck.attention(q, k, v, 0.01, index=built(k, v))
+    check(found, real_attention(q, k, v, {}), 0.01)
+    assert not coded(found).any()
+
+
+def test_threads_share_long_scans() -> None:
+    """Of so many keys and products that several threads take parts of them, and of the values."""
+    rng, n, d = np.random.default_rng(18), 20 * 1024, 64
+    k = rng.standard_normal((n, d)).astype(np.float32)
+    # One head, which all threads share.
+    q = (np.array([[0.3], [1.0], [1.5]]) * rng.standard_normal((3, d))).astype(np.float32)
+    # Any part has values of its own.
+    v = np.cumsum(rng.standard_normal((n, 20)), axis=0).astype(np.float32)
+    lengths = np.array([n - 777, n, 9000])
+    real = real_attention(q, k, v, {"lengths": lengths})
+    shown = real_attention(q, k, np.zeros((n, 1)), {})
+    for halves in (False, True):
+        index, known = built(k, v, halves), built(k, axes(k.shape), halves)
+        answers = set()
+        for threads in (1, 2, 3):
+            found = ck.attention(q, k, v, 0.02, index=index, lengths=lengths, threads=threads)
+            check(found, real, 0.02)
+            both = ck.attention(q, k, axes(k.shape), 0.02, index=known, threads=threads)
+            check_shown(both, shown, 0.02)
+            assert coded(found).all()
+            assert coded(both).all()
+            fields = (x for each in (found, both) for x in (each.out, each.error_bound))
+            answers.add(b"".join(x.tobytes() for x in fields))
+        assert len(answers) == 1
 
 
 def test_equal_values_are_known_however_weights_are_off() -> None:
@@ -448,9 +603,7 @@ def test_same_bits_for_all_threads_and_levels() -> None:
         for threads in (1, 2):
             for at, more in enumerate(options):
                 bits = 4 if "mask" in more else 8
-                index = ck.KvIndex.build(
-                    k[:, :2000], v[:, :2000], threads=threads, value_bits=bits
-                )
+                index = ck.KvIndex.build(k[:, :2000], v[:, :2000], threads=threads, value_bits=bits)
                 index.append(k[:, 2000:], v[:, 2000:])
                 r = ck.attention(q, k, v, 0.01, index=index, threads=threads, **more)
                 assert coded(r).any()

@@ -339,3 +339,58 @@ def test_masked_rows_of_large_scores(m: int) -> None:
     found = ck.attention(q, k, v, 0.0, scale=1.0, mask=mask)
     check(found, real_attention(q, k, v, {"mask": mask}, 1.0), 0.0)
     assert (found.error_bound > 1e-9).all()
+
+
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("at", [0, 62, 63])
+def test_the_largest_keys_of_blocks(m: int, at: int) -> None:
+    """Two keys of scores of 1e9 share all mass, each anywhere in a block of 64."""
+    rng, n, d = np.random.default_rng([m, at]), 128, 20
+    base = rng.standard_normal(d) + 5
+    k = 1e-3 * rng.standard_normal((n, d))
+    k[at::64] = base * 3e4 / d + 1e-6 * rng.standard_normal((2, d))
+    q = 3e4 * (rng.standard_normal((m, d)) + 7)
+    v = np.where(np.arange(n) < 64, 1.0, -1.0)[:, None]
+    for lengths in (n, n - 63 + at):
+        found = ck.attention(q, k, v, 0.0, scale=1.0, lengths=lengths)
+        check(found, real_attention(q, k, v, {"lengths": lengths}, 1.0), 0.0)
+
+
+@pytest.mark.parametrize("m", [1, 3, 20])
+@pytest.mark.parametrize("size", [1e-46, 1e39])
+def test_queries_that_float32_does_not_hold(m: int, size: float) -> None:
+    """Keys of float32, and products that do: rounded queries would be nothing, or infinite."""
+    rng, n, d = np.random.default_rng(m), 600, 24
+    wide = rng.standard_normal((m, d))
+    k = (rng.standard_normal((n, d)) * (1e34 if size < 1 else 1e-34)).astype(np.float32)
+    scale = 1.0 / (size * (1e34 if size < 1 else 1e-34))
+    v = rng.standard_normal((n, 6)).astype(np.float32)
+    real = real_attention(size * wide, k, v, {}, scale)
+    for index in (None, ck.KeyIndex.build(k), ck.KvIndex.build(k, v)):
+        for eps in (0.0, 0.05, 0.5):
+            found = ck.attention(size * wide, k, v, eps, scale=scale, index=index)
+            check(found, real, eps)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_threads_share_a_few_rows(name: str) -> None:
+    """Threads score portions of 4096 keys, of which sizes and sights are not the same."""
+    rng, n, d, m = np.random.default_rng(8), 10_000, 64, 5
+    k = rng.standard_normal((n, d))
+    k[:3000] *= 8
+    k[9000:] *= 2
+    q = 0.2 * rng.standard_normal((m, d))
+    v = np.cumsum(rng.standard_normal((n, 6)), axis=0)
+    q, k, v = (x.astype(DTYPES[name]) for x in (q, k, v))
+    mask = rng.random((m, n)) < np.linspace(0.5, 1, n)
+    lengths = np.array([n, 4096, 4097, 9500, 8000])
+    some: list[dict[str, Any]] = [{}, {"lengths": lengths}, {"mask": mask}]
+    for eps in (0.0, 0.05):
+        for sight in some:
+            real, answers = real_attention(q, k, v, sight), set()
+            for threads in (1, 2, 3):
+                found = ck.attention(q, k, v, eps, threads=threads, **sight)
+                check(found, real, eps)
+                fields = (found.out, found.error_bound, found.tail_mass_upper, found.k)
+                answers.add(b"".join(x.tobytes() for x in fields))
+            assert len(answers) == 1

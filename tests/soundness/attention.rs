@@ -327,8 +327,8 @@ fn every_shape_is_near_and_the_same_everywhere() {
         // Few rows of so many keys that threads share them, from 2^21 products on, or 2^18: by lists, in full, and in parts.
         ([1, 40_000, 64, 16], false, true, 0.05, 5.0),
         ([4, 40_000, 16, 20], true, true, 0.1, 2.5),
-        ([1, 9000, 128, 16], false, false, 0.01, 0.5),
-        ([5, 9000, 32, 16], true, false, 0.2, 3.0),
+        ([1, 17_000, 128, 16], false, false, 0.01, 0.5),
+        ([5, 14_000, 32, 16], true, false, 0.2, 3.0),
     ] {
         let numbers = [(m * dim, sigma), (n * dim, 1.0), (n * width, 1.0)];
         let [queries, keys, values] = numbers.map(|(count, sigma)| random.normals(count, sigma));

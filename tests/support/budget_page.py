@@ -40,7 +40,7 @@ ELSEWHERE = {
 # What a file calls a variable of the page.
 CALLED = {"vector.len().next_multiple_of(16)": "width", "entries.len()": "dim"}
 # Numbers of Rust that are whole: a quotient of two of them is rounded down.
-WHOLE = {"d", "n", "LANES", "CHUNK", "BLOCK", "RUN"}
+WHOLE = {"d", "dim", "n", "LANES", "CHUNK", "BLOCK", "RUN", "PANEL_RUN"}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ use super::key_index::{HALF_CHANGED, KeyIndex, Tables, ends, vectors};
 use super::results::{Field, PerRow, result};
 use super::value_index::Values;
 use certk_rs::bindings::{copied, default_floats, list, with_threads};
-use certk_rs::{self as core, Attention, AttentionOptions, Budget, Error, Outputs, Precision};
+use certk_rs::{
+    self as core, Attention, AttentionOptions, Budget, Error, Outputs, Precision, Weights,
+};
 
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct ValueBall(RwLock<core::ValueBall>);
@@ -280,7 +282,7 @@ pub(super) fn attention<'py>(
                 Some(slower) => arguments::flag("even_if_slower", &slower)?,
                 None => false,
             })
-            .exact_weights(exact_weights)
+            .weights(if exact_weights { Weights::Exact } else { Weights::Codes })
             .mapped(mapped);
         detached(py, || {
             let read = built.map(KeyIndex::read);

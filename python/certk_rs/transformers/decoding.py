@@ -15,10 +15,10 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..errors import CertkError
+from ..sparse_attention import Weights, need_weights
 from .indexed_layer import IndexedLayer
 from .layers_of_config import layers_of, state_bytes
 from .session import read_session, write_session
-from .settings import Weights, need_weights
 
 # A step of more queries is one of prefill: it reads all keys.
 _FEW = 16

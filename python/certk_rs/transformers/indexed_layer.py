@@ -14,9 +14,9 @@ from transformers.cache_utils import DynamicLayer
 from ..errors import CertkError
 from ..key_index import KeyIndex
 from ..kv_index import KvIndex
-from ..sparse_attention import ValueBall
+from ..sparse_attention import ValueBall, Weights
 from .paired_rows import Form, PairedRows
-from .settings import FEWEST_INDEXED, INDEXED, Weights
+from .settings import FEWEST_INDEXED, INDEXED
 
 # What a layer without keys and values has of them.
 _EMPTY: dict[str, Any] = {

@@ -16,8 +16,8 @@ from transformers import DynamicCache, cache_utils
 from transformers.cache_utils import DynamicLayer
 
 from ..errors import CertkError
+from ..sparse_attention import Weights
 from .indexed_layer import IndexedLayer
-from .settings import Weights
 
 # Before transformers 5 models of other layers than attention have caches of their own.
 _LINEAR: Any = getattr(cache_utils, "LinearAttentionLayer", None)

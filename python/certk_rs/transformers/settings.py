@@ -24,6 +24,7 @@ from .own_attention import beside_another
 
 _ON_MODULE = "_certk_budget"
 
+
 @dataclass(frozen=True)
 class Budget:
     """The budget of a row: a share `eps` of its mass, or `out_tol` of its output."""

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from ..errors import CertkError
+from ..sparse_attention import Weights
 from .attention import certified_attention
 from .own_attention import (
     asks_for_more,
@@ -25,7 +26,7 @@ from .own_attention import (
     masks_are_those_of_sdpa,
 )
 from .presses import NAME, unwrap
-from .settings import RUNNING, Budget, Running, Weights, put_on
+from .settings import RUNNING, Budget, Running, put_on
 
 # Families that ask the registry from transformers 5 on.
 _FROM_5 = frozenset(

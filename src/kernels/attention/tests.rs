@@ -239,7 +239,8 @@ fn end(row: usize) -> usize {
 fn tiles_have_the_same_bits_and_are_near_in_every_cutting() {
     let levels = Simd::all();
     let pieces = |entries, weights| Some(Cutting { entries, weights });
-    for (rows, dim) in [(1, 3_usize), (16, 32), (17, 70), (40, 33), (64, 96)] {
+    // Some of half a step, and of one entry more.
+    for (rows, dim) in [(1, 3_usize), (9, 17), (16, 32), (3, 48), (17, 70), (40, 33), (64, 96)] {
         let width = dim.next_multiple_of(LANES);
         for cutting in [None, pieces(2, 1), pieces(1, 2), pieces(1, 1)] {
             let stored_short = cutting.is_some_and(|cutting| cutting.entries == 1);
