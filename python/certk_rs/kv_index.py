@@ -74,7 +74,7 @@ class KvIndex(KeyIndex):
         if value_bits not in (4, 8):
             raise CertkError(f"value_bits is {value_bits!r}: pass 8 or 4")
         index = _native.KeyIndex.build(stored, rotate, threads)
-        native_values = _native.ValueIndex.build(beside, value_bits, threads)
+        native_values = _native.ValueIndex.build(beside, int(value_bits), threads)
         return cls(index, stored[0] if keep_keys else None, native_values)
 
     @property
