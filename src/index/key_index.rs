@@ -402,15 +402,6 @@ impl<'a> KeyIndex<'a> {
     }
 
     /// Returns the storage type of the keys: float32, float16 or bfloat16.
-    ///
-    /// ```
-    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
-    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// assert_eq!(index.dtype(), "float32");
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn dtype(&self) -> &'static str {
         self.stored
     }
@@ -421,71 +412,26 @@ impl<'a> KeyIndex<'a> {
     }
 
     /// Keys of a head.
-    ///
-    /// ```
-    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
-    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// assert_eq!(index.len(), 50);
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn len(&self) -> usize {
         self.n
     }
 
     /// Returns `true` if there are no keys.
-    ///
-    /// ```
-    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
-    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// assert!(!index.is_empty());
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Entries of a key.
-    ///
-    /// ```
-    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
-    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// assert_eq!(index.dim(), 4);
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn dim(&self) -> usize {
         self.dim
     }
 
     /// The axes before those of a matrix of keys.
-    ///
-    /// ```
-    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
-    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// assert!(index.batch_shape().is_empty()); // the keys are one matrix
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn batch_shape(&self) -> &[usize] {
         &self.batch
     }
 
     /// Bytes of memory that it takes, about.
-    ///
-    /// ```
-    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
-    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// assert!(index.bytes() >= 50 * (4 + 4));
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn bytes(&self) -> usize {
         let width = self.dim.next_multiple_of(LANES);
         let codes: usize = self.heads.iter().map(Codes::bytes).sum();

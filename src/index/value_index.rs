@@ -70,14 +70,6 @@ impl<'a> ValueIndex<'a> {
     }
 
     /// Returns the bits of an entry's code: 8, or 4.
-    ///
-    /// ```
-    /// # use certk_rs::{ValueIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let values = Vectors::new("values", &data, &[50, 4])?;
-    /// assert_eq!(ValueIndex::build(&values)?.bits(), 8);
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn bits(&self) -> u32 {
         if self.0.content == Content::HalfValues { 4 } else { 8 }
     }
@@ -215,85 +207,31 @@ impl<'a> ValueIndex<'a> {
     }
 
     /// Returns the storage type of the values: float32, float16 or bfloat16.
-    ///
-    /// ```
-    /// # use certk_rs::{ValueIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let values = Vectors::new("values", &data, &[50, 4])?;
-    /// # let index = ValueIndex::build(&values)?;
-    /// assert_eq!(index.dtype(), "float32");
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn dtype(&self) -> &'static str {
         self.0.dtype()
     }
 
     /// Returns the number of values of a head.
-    ///
-    /// ```
-    /// # use certk_rs::{ValueIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let values = Vectors::new("values", &data, &[50, 4])?;
-    /// # let index = ValueIndex::build(&values)?;
-    /// assert_eq!(index.len(), 50);
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Returns `true` if there are no values.
-    ///
-    /// ```
-    /// # use certk_rs::{ValueIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let values = Vectors::new("values", &data, &[50, 4])?;
-    /// # let index = ValueIndex::build(&values)?;
-    /// assert!(!index.is_empty());
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Returns the number of entries of a value.
-    ///
-    /// ```
-    /// # use certk_rs::{ValueIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let values = Vectors::new("values", &data, &[50, 4])?;
-    /// # let index = ValueIndex::build(&values)?;
-    /// assert_eq!(index.dim(), 4);
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn dim(&self) -> usize {
         self.0.dim()
     }
 
     /// Returns the axes before those of a matrix of values.
-    ///
-    /// ```
-    /// # use certk_rs::{ValueIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let values = Vectors::new("values", &data, &[50, 4])?;
-    /// # let index = ValueIndex::build(&values)?;
-    /// assert!(index.batch_shape().is_empty()); // the values are one matrix
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn batch_shape(&self) -> &[usize] {
         self.0.batch_shape()
     }
 
     /// Returns the bytes of memory that it takes, about.
-    ///
-    /// ```
-    /// # use certk_rs::{ValueIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let values = Vectors::new("values", &data, &[50, 4])?;
-    /// # let index = ValueIndex::build(&values)?;
-    /// assert!(index.bytes() >= 50 * (4 + 4));
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
     pub fn bytes(&self) -> usize {
         self.0.bytes()
     }
