@@ -11,6 +11,7 @@ use super::pruned::Lists;
 use super::stretches::{by_stretches, end_of_stretch};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
+use crate::numerics::finite::all_finite;
 use crate::numerics::log_mass::LogMass;
 use crate::rows::for_dtype;
 use crate::runtime::memory::filled;
@@ -197,7 +198,7 @@ impl AttentionJob<'_> {
                         *entry /= total;
                     }
                 }
-                if out.iter().any(|entry| !entry.is_finite()) {
+                if !all_finite(&out) {
                     out = self.average_f64(head, row, total)?;
                 }
                 // The exponential in f64, and subtracting the largest score; rounding weights counts with the sums.

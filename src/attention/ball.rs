@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::error::Error;
 use crate::kernels::{LANES, Simd};
+use crate::numerics::finite::all_finite;
 use crate::rows::{Vectors, for_dtype};
 use crate::runtime::memory::{check_memory, list};
 use crate::runtime::threads;
@@ -193,8 +194,7 @@ impl ValueBall {
         let mut balls = list("v", heads.len())?;
         for head in heads {
             let Some((&radius, centre)) = head.split_last() else { return Err(wrong()) };
-            let finite = centre.iter().all(|entry| entry.is_finite());
-            if centre.len() != dim || !finite || radius.is_nan() || radius < 0.0 {
+            if centre.len() != dim || !all_finite(centre) || radius.is_nan() || radius < 0.0 {
                 return Err(wrong());
             }
             let mut centre = centre.to_vec();

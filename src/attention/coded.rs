@@ -21,6 +21,7 @@ use crate::index::{
 };
 use crate::kernels::{CodedSums, Element, Exp, Keys, LANES, LIGHTEST, Picked, WeightSums};
 use crate::numerics::certified_sums::exp;
+use crate::numerics::finite::all_finite;
 use crate::numerics::log_mass::LogMass;
 use crate::runtime::ambient;
 use crate::runtime::memory::room;
@@ -423,7 +424,7 @@ impl AttentionJob<'_> {
                 away += apart * apart;
                 *out = centre + apart;
             }
-            if out.iter().any(|entry| !entry.is_finite()) {
+            if !all_finite(&out) {
                 return Ok(None);
             }
             let wide: Reused<f64> = centre.iter().map(|&entry| entry.into()).collect();

@@ -66,21 +66,15 @@ impl<'a> Spread<'a> {
     pub(super) fn new(gram: Gram<'a>, residuals: &Gram<'_>) -> Self {
         Spread { decoded: Top::of(&gram), residuals: Top::of(residuals), gram }
     }
-}
 
-impl<'a> Spread<'a> {
-    /// Lends the sums to who adds to them, and gives them back to [`Spread::join`].
+    /// Lends the sums to who adds to them, and gives them back to [`Spread::put_sums`].
     pub(super) fn take_sums(&mut self) -> Gram<'a> {
         std::mem::replace(&mut self.gram, Gram::new(0))
     }
 
-    /// Takes up the sums of appended values, or with them those that were taken; `residuals` have theirs already.
-    pub(super) fn join(&mut self, sums: Gram<'a>, taken: bool, residuals: &Gram<'_>) {
-        if taken {
-            self.gram = sums;
-        } else {
-            self.gram.join(&sums);
-        }
+    /// Takes back sums with those of appended values, which `residuals` have as well.
+    pub(super) fn put_sums(&mut self, sums: Gram<'a>, residuals: &Gram<'_>) {
+        self.gram = sums;
         self.decoded.follow(&self.gram);
         self.residuals.follow(residuals);
     }
@@ -89,6 +83,13 @@ impl<'a> Spread<'a> {
 impl Spread<'_> {
     pub(super) fn gram(&self) -> &Gram<'_> {
         &self.gram
+    }
+
+    /// Takes up the sums of appended values, which `residuals` have been joined with.
+    pub(super) fn join(&mut self, other: &Gram<'_>, residuals: &Gram<'_>) {
+        let mut sums = self.take_sums();
+        sums.join(other);
+        self.put_sums(sums, residuals);
     }
 
     /// Returns the bounds, given the sums of what codes lose.
@@ -422,7 +423,7 @@ mod tests {
         bounded(&spread, &residuals, (5.0, 3.0));
         // What came since the eigenvalues were bounded, and is too little to bound them anew.
         residuals.join(&gram(1.0, [0.0; 4]));
-        spread.join(gram(2.0, [0.0; 4]), false, &residuals);
+        spread.join(&gram(2.0, [0.0; 4]), &residuals);
         bounded(&spread, &residuals, (f64::sqrt(27.0), f64::sqrt(10.0)));
     }
 

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
+use super::isa::{Element, LANES, Lanes, LanesOf, Level};
 use super::simd::{Pass, Simd};
 
 /// Listed rows that are prefetched ahead of their use.
@@ -218,19 +218,19 @@ impl Simd {
 /// Multiplies rows of one matrix with a few columns of another, in `R x C` groups of sums, `depth` terms one after
 /// another.
 #[inline(always)]
-pub(super) unsafe fn product<L: Level, S: Scalar, const R: usize, const C: usize>(
-    (left, row, step): (*const S, usize, usize),
-    (right, right_step): (*const S, usize),
+pub(super) unsafe fn product<L: Level, const R: usize, const C: usize>(
+    (left, row, step): (*const f32, usize, usize),
+    (right, right_step): (*const f32, usize),
     depth: usize,
-) -> [[S::Lanes<L>; C]; R] {
-    let mut sums = [[S::Lanes::<L>::splat(S::default()); C]; R];
+) -> [[L::F32; C]; R] {
+    let mut sums = [[L::F32::splat(0.0); C]; R];
     for k in 0..depth {
-        let mut columns = [S::Lanes::<L>::splat(S::default()); C];
+        let mut columns = [L::F32::splat(0.0); C];
         for (c, column) in columns.iter_mut().enumerate() {
-            *column = S::Lanes::<L>::load(right.add(k * right_step + c * LANES));
+            *column = L::F32::load(right.add(k * right_step + c * LANES));
         }
         for (r, sums) in sums.iter_mut().enumerate() {
-            let entry = S::Lanes::<L>::splat(*left.add(r * row + k * step));
+            let entry = L::F32::splat(*left.add(r * row + k * step));
             for (sum, column) in sums.iter_mut().zip(columns) {
                 *sum = column.mul_add(entry, *sum);
             }

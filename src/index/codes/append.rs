@@ -68,15 +68,15 @@ impl Codes<'_> {
         (count, room): (usize, Room),
         threads: usize,
     ) -> Result<(), Refused> {
+        let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
         let not_finite = |row: usize| {
-            let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
-            let entry = keys.row(row).iter().position(|entry| !finite(entry))?;
-            Some(Refused::NotFinite { row, entry })
+            let entry = keys.row(row).iter().position(|entry| !finite(entry)).unwrap_or(0);
+            Refused::NotFinite { row, entry }
         };
         // A few go to the sums of all at once, so that nothing may be wrong with them.
         let few = count <= PANEL;
-        if let Some(refused) = (0..count).filter(|_| few).find_map(not_finite) {
-            return Err(refused);
+        if few && let Some(row) = (0..count).find(|&row| !keys.row(row).iter().all(finite)) {
+            return Err(not_finite(row));
         }
         let (first, end) = (self.n, self.n + count);
         // Up to a whole group first, then in tasks. What is behind the group's last key is put back on an error.
@@ -129,7 +129,7 @@ impl Codes<'_> {
                 }
             }
         }
-        if let Some(refused) = part.bad.and_then(not_finite).or(stopped.map(Refused::Stopped)) {
+        if let Some(refused) = part.bad.map(not_finite).or(stopped.map(Refused::Stopped)) {
             chunks.restore(groups, &before);
             self.chunks = chunks;
             return Err(refused);
@@ -141,8 +141,10 @@ impl Codes<'_> {
         } else {
             self.gram.join(&part.gram);
         }
-        if let (Some(spread), Some(more)) = (&mut self.spread, part.spread) {
-            spread.join(more, few, &self.gram);
+        match (&mut self.spread, part.spread) {
+            (Some(spread), Some(sums)) if few => spread.put_sums(sums, &self.gram),
+            (Some(spread), Some(more)) => spread.join(&more, &self.gram),
+            _ => {}
         }
         self.largest = self.largest.max(part.largest);
         self.fingerprint.join(part.fingerprint);

@@ -71,7 +71,7 @@ impl MultiplyNarrow<'_> {
         // `multiply_narrow` has checked that queries, panel and places are there.
         let left = self.queries.as_ptr().add(row * self.dim);
         let right = self.panel.as_ptr().add(side);
-        let sums = product::<L, f32, R, C>((left, self.dim, 1), (right, BESIDE), self.dim);
+        let sums = product::<L, R, C>((left, self.dim, 1), (right, BESIDE), self.dim);
         for (r, sums) in sums.into_iter().enumerate() {
             let to = self.to.as_mut_ptr().add((row + r) * self.stride + self.at + side);
             for (c, sum) in sums.into_iter().enumerate() {

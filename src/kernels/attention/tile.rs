@@ -146,7 +146,7 @@ impl Attend<'_> {
         // `attend` has checked that keys, entries and rows are there.
         let left = data.add(key * stride + from);
         let right = self.queries.as_ptr().add(from * ROWS + at);
-        let sums = product::<L, f32, R, C>((left, stride, 1), (right, ROWS), depth);
+        let sums = product::<L, R, C>((left, stride, 1), (right, ROWS), depth);
         for (r, sums) in sums.into_iter().enumerate() {
             let to = self.numbers.as_mut_ptr().cast::<f32>().add((key + r) * ROWS + at);
             for (c, sum) in sums.into_iter().enumerate() {
@@ -211,7 +211,7 @@ impl Attend<'_> {
         // `attend` has checked that values, entries and rows are there.
         let left = self.numbers.as_ptr().cast::<f32>().add(row);
         let right = data.add(at);
-        let sums = product::<L, f32, TILE, C>((left, 1, ROWS), (right, stride), self.count);
+        let sums = product::<L, TILE, C>((left, 1, ROWS), (right, stride), self.count);
         for (r, sums) in sums.into_iter().enumerate() {
             let to = self.sums.as_mut_ptr().add((row + r) * self.width + at);
             for (c, sum) in sums.into_iter().enumerate() {
