@@ -80,13 +80,17 @@ fn items() -> Option<Vec<(String, String)>> {
     Some(lines.collect())
 }
 
-/// Functions of modules, and all that an index can do, without an example: it is where readers look first. What traits ask for is not
-/// documented, but for what makes two indexes equal; whatever else there is must be, as a lint has it.
+/// Functions of modules, and methods of an index, without an example: it is where readers look first. Properties (a number, a name or a
+/// shape of `&self` alone) explain themselves. What traits ask for is not documented, but for what makes two indexes equal; whatever
+/// else there is must be, as a lint has it.
 fn without_example(items: &[(String, String)]) -> Vec<&str> {
     let looked_at = |line: &str| {
         let path = line.strip_prefix("pub fn certk_rs::").and_then(|rest| rest.split('(').next());
         path.is_some_and(|path| {
-            let of_index = path.starts_with("KeyIndex<") && !path.ends_with("::eq");
+            let property = ["usize", "bool", "&'static str", "&[usize]"]
+                .iter()
+                .any(|kind| line.ends_with(&format!("(&self) -> {kind}")));
+            let of_index = path.starts_with("KeyIndex<") && !path.ends_with("::eq") && !property;
             of_index || !path.contains(char::is_uppercase)
         })
     };
