@@ -66,6 +66,7 @@ mod select;
 pub use attention::{
     Attention, AttentionOptions, Budget, Outputs, Precision, ValueBall, Weights, attention,
 };
+pub use attention::{KeptRows, attention_from_codes};
 pub use bounds::output::{
     OutputBound, OutputError, OutputOptions, OutputSelection, output_error, select_output,
 };

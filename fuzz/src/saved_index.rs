@@ -77,6 +77,8 @@ pub fn run(input: &[u8]) {
                 mean: Cow::Borrowed(&one.mean),
                 gram: Cow::Borrowed(&one.gram),
                 spread: Cow::Borrowed(&one.spread),
+                low: Cow::Borrowed(&one.low),
+                low_gram: Cow::Borrowed(&one.low_gram),
                 ..*one
             })
             .collect()

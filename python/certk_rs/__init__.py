@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._jobs.verify import verify
     from ._native import __version__, simd_level
     from .errors import CertkError
+    from .kept_rows import KeptRows
     from .keepset import keep_set, keep_set_of_queries
     from .key_index import KeyIndex
     from .kv_index import KvIndex
@@ -38,6 +39,7 @@ __all__ = [
     "Certificate",
     "CertkError",
     "KeepSet",
+    "KeptRows",
     "KeyIndex",
     "KvIndex",
     "RecallResult",
@@ -72,6 +74,7 @@ _NAMES = {
     "_native": ("__version__", "simd_level"),
     "errors": ("CertkError",),
     "keepset": ("keep_set", "keep_set_of_queries"),
+    "kept_rows": ("KeptRows",),
     "key_index": ("KeyIndex",),
     "kv_index": ("KvIndex",),
     "results": (

@@ -34,6 +34,7 @@ __all__ = [
     "ValueIndex",
     "__version__",
     "attention",
+    "attention_from_codes",
     "best_cuts",
     "blockwise",
     "bretagnolle_huber",
@@ -152,7 +153,7 @@ class KeyIndex:
     """Codes of keys (..., n, d); queries q are (..., m, d)."""
 
     @staticmethod
-    def build(keys: _Stored, rotate: object, threads: object) -> KeyIndex: ...
+    def build(keys: _Stored, bits: int, rotate: object, threads: object) -> KeyIndex: ...
     def append(self, keys: _Stored, threads: object) -> None: ...
     def search(
         self,
@@ -197,6 +198,9 @@ class KeyIndex:
 
     @staticmethod
     def of_parts(shape: tuple[int, ...], dtype: str, heads: list[_Head]) -> KeyIndex: ...
+    def uncoded(self) -> list[NDArray[np.uint32]]: ...
+    @property
+    def bits(self) -> int: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -514,6 +518,21 @@ class Attended:
     @property
     def log_mass_upper(self) -> NDArray[np.float64]: ...
 
+def attention_from_codes(
+    q: _Stored,
+    index: KeyIndex,
+    values: ValueIndex,
+    kept: tuple[
+        _Stored,  # rows of all heads
+        _Stored,  # their values
+        NDArray[np.uint32],  # their positions
+        list[int],  # where those of each head start, and their number
+        tuple[_Stored, _Stored] | None,  # keys and values at the last positions
+    ],
+    eps: float | NDArray[np.float64],
+    scale: object,
+    sight: tuple[object, ...],  # as in `attention`
+) -> Attended: ...
 def attention(
     q: _Stored,
     k: _Stored,

@@ -7,6 +7,7 @@ docs/search.md.
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -62,8 +63,7 @@ class KeyIndex:
     def __reduce__(self) -> tuple[Any, ...]:
         """Codes are copied, also by `copy.copy`: an index and its copy grow apart."""
         with self._appending:
-            parts = self._index.parts()
-            return _restored, (self.shape, self.dtype, parts, self._kept)
+            return _restored, (written(self._index), self._kept)
 
     @property
     def _kept(self) -> NDArray[Any] | None:
@@ -84,7 +84,8 @@ class KeyIndex:
 
         Args:
             keys: (n, d) or (..., kv_heads, n, d); float32, float16 or bfloat16, all finite.
-            bits: 8. Fewer were measured not to pay: more keys are scored than bytes are saved.
+            bits: 8 of each entry, or 12 or 16: the others are a low plane, read for the few keys of
+                a row that are too heavy for one byte (`KvIndex.attention`).
             rotate: Whether keys are turned by a Hadamard matrix before they are rounded, which
                 helps where few entries of each key are large; None decides by a sample.
             keep_keys: Keep a reference to `keys` (no copy), so that searches need not be given
@@ -94,19 +95,27 @@ class KeyIndex:
         Raises:
             CertkError: Bad input, also float64, NaN or infinite keys; names the place.
         """
-        if isinstance(bits, bool) or bits != 8:
-            raise CertkError(
-                f"bits is {bits!r}; pass 8: fewer bits were measured not to pay, since the keys "
-                "that must then be scored exactly cost more than the bytes saved"
-            )
         stored = array, _ = _as_native_keys(keys)
-        index = _native.KeyIndex.build(stored, rotate, threads)
+        index = _native.KeyIndex.build(stored, key_bits(bits), rotate, threads)
         return cls(index, array if keep_keys else None)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the keys, (..., n, d)."""
         return self._index.shape
+
+    @property
+    def bare(self) -> tuple[NDArray[np.int64], ...]:
+        """Of each kv head the positions of keys without a code, ascending.
+
+        They lie far from the others, so that one byte an entry would lose too much of them.
+        """
+        return tuple(each.astype(np.int64) for each in self._index.uncoded())
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code of an entry of a key: 8, 12 or 16."""
+        return self._index.bits
 
     @property
     def dtype(self) -> str:
@@ -401,11 +410,25 @@ class KeyIndex:
         return given
 
 
-def _restored(
-    shape: tuple[int, ...], dtype: str, parts: list[Any], kept: NDArray[Any] | None
-) -> KeyIndex:
+def _restored(file: NDArray[np.uint8], kept: NDArray[Any] | None) -> KeyIndex:
     """Make an index from what `KeyIndex.__reduce__` gives."""
-    return KeyIndex(_native.KeyIndex.of_parts(shape, dtype, parts), kept)
+    return KeyIndex(_native.KeyIndex.read_from(io.BytesIO(file.data)), kept)
+
+
+def written(index: _native.KeyIndex | _native.ValueIndex) -> NDArray[np.uint8]:
+    """Return an index as the bytes of a file."""
+    index.write_to(stream := io.BytesIO())
+    return np.frombuffer(stream.getbuffer(), np.uint8)
+
+
+def key_bits(bits: object) -> int:
+    """Return the bits of a code of an entry of a key."""
+    if isinstance(bits, bool) or bits not in (8, 12, 16):
+        raise CertkError(
+            f"bits is {bits!r}; pass 8, 12 or 16: fewer were measured not to pay, since the keys "
+            "that must then be scored exactly cost more than the bytes saved"
+        )
+    return int(bits)  # type: ignore[call-overload,no-any-return]
 
 
 class IndexArrays:

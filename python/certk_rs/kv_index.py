@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+from math import prod
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -14,8 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _native
 from ._arrays import coerce
+from ._arrays.attended import like, sight_of
 from .errors import CertkError
-from .key_index import KeyIndex
+from .key_index import KeyIndex, key_bits, written
+from .kept_rows import KeptRows
+from .results import AttentionResult
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,8 +44,7 @@ class KvIndex(KeyIndex):
     def __reduce__(self) -> tuple[Any, ...]:
         """Codes are copied, also by `copy.copy`: an index and its copy grow apart."""
         with self._appending:
-            values, parts = self._file_of_values(), self._index.parts()
-            return _restored, (self.shape, self.dtype, parts, self._kept, values)
+            return _restored, (written(self._index), self._kept, self._file_of_values())
 
     @classmethod
     def build(  # type: ignore[override]
@@ -49,6 +52,7 @@ class KvIndex(KeyIndex):
         keys: ArrayLike,
         values: ArrayLike,
         *,
+        bits: int = 8,
         rotate: bool | None = None,
         keep_keys: bool = True,
         value_bits: int = 8,
@@ -60,6 +64,7 @@ class KvIndex(KeyIndex):
             keys: As in `KeyIndex.build`.
             values: (n, d_v) or (..., kv_heads, n, d_v), the axes before the last as those of
                 `keys`; float32, float16 or bfloat16, all finite.
+            bits: As in `KeyIndex.build`, of keys.
             rotate: As in `KeyIndex.build`, of keys. Values are not turned.
             keep_keys: As in `KeyIndex.build`.
             value_bits: 8, or 4 for half the bytes of values. In 4 bits outputs lose sixteen times
@@ -73,7 +78,7 @@ class KvIndex(KeyIndex):
         stored, beside = _pair(keys, values)
         if value_bits not in (4, 8):
             raise CertkError(f"value_bits is {value_bits!r}: pass 8 or 4")
-        index = _native.KeyIndex.build(stored, rotate, threads)
+        index = _native.KeyIndex.build(stored, key_bits(bits), rotate, threads)
         native_values = _native.ValueIndex.build(beside, int(value_bits), threads)
         return cls(index, stored[0] if keep_keys else None, native_values)
 
@@ -108,6 +113,68 @@ class KvIndex(KeyIndex):
         stored, beside = _pair(keys, values)
         append = self._values.append_beside
         self._grow(stored[0], lambda: append(beside, self._index, stored, threads))
+
+    def attention(
+        self,
+        q: ArrayLike,
+        eps: ArrayLike,
+        *,
+        kept: KeptRows | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        lengths: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        sinks: ArrayLike | None = None,
+        threads: int | None = None,
+    ) -> AttentionResult:
+        """Attend from the codes, with exact rows of some positions or of none.
+
+        Weights of heavy keys come from the low plane if `bits` is 12 or 16, and from exact rows as
+        far as `eps` asks for it. `tail_mass_upper` is the proven total variation distance from
+        real attention over the keys and values that the index was built of, and `error_bound` that
+        of each output. They hold also where codes prove less than `eps` asks for: then
+        `tail_mass_upper` is above it.
+
+        Args:
+            q: Queries, as in `certk_rs.attention`.
+            eps: Total variation distance to aim at, 0 <= eps < 1: a number, or one per row.
+            kept: Exact rows. Keys without a code (`bare`) must be among them.
+            scale: As in `certk_rs.attention`, like causal, lengths, mask, sinks and threads.
+            causal: Query i of m sees keys up to i + n - m.
+            lengths: How many keys a row sees, from the first.
+            mask: Boolean (True = seen), broadcasts to q.shape[:-1] + (n,).
+            sinks: Scores that join the softmax without a value, one per query head.
+            threads: Number of threads; None for all available.
+
+        Returns:
+            An `AttentionResult`, each row of `Rung.CODED`.
+
+        Raises:
+            CertkError: Bad input; names the argument. Also a key without a code or an exact row.
+        """
+        stored = queries, dtype = coerce.as_native_floats("q", q)
+        batch = queries.shape[:-1]
+        if kept is None:
+            kept = self._no_rows()
+        elif not isinstance(kept, KeptRows):
+            raise CertkError(f"kept is a {type(kept).__name__}; pass a certk_rs.KeptRows")
+        found = _native.attention_from_codes(
+            stored,
+            self._index,
+            self._values,
+            kept._parts(),
+            coerce.per_row_floats("eps", eps, batch),
+            scale,
+            sight_of(batch, len(self), (causal, lengths, mask, sinks), (None, None), threads),
+        )
+        out = like(q, found.out.reshape(*batch, self._values.shape[-1]), dtype)
+        return AttentionResult._of(found, out=out)
+
+    def _no_rows(self) -> KeptRows:
+        """Return rows of no position."""
+        (*axes, _, d), d_v = self.shape, self._values.shape[-1]
+        nothing = [np.empty((0, each), np.float32) for each in (d, d_v)]
+        return KeptRows(nothing[0], nothing[1], [np.empty(0, np.int64)] * prod(axes))
 
     def check(
         self,
@@ -145,8 +212,7 @@ class KvIndex(KeyIndex):
 
     def _file_of_values(self) -> NDArray[np.uint8]:
         """Return the codes of the values as the bytes of a file."""
-        self._values.write_to(stream := io.BytesIO())
-        return np.frombuffer(stream.getbuffer(), np.uint8)
+        return written(self._values)
 
     def _write(self, stream: BinaryIO) -> None:
         with self._appending:  # keys and values of one moment
@@ -172,14 +238,10 @@ class KvIndex(KeyIndex):
 
 
 def _restored(
-    shape: tuple[int, ...],
-    dtype: str,
-    parts: list[Any],
-    kept: NDArray[Any] | None,
-    values: NDArray[np.uint8],
+    file: NDArray[np.uint8], kept: NDArray[Any] | None, values: NDArray[np.uint8]
 ) -> KvIndex:
     """Make an index from what `KvIndex.__reduce__` gives."""
-    index = _native.KeyIndex.of_parts(shape, dtype, parts)
+    index = _native.KeyIndex.read_from(io.BytesIO(file.data))
     return KvIndex._of(index, kept, _values_of_file(values))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _native
 from ._arrays import coerce
+from ._arrays.attended import like, sight_of
 from .errors import CertkError
 from .key_index import IndexArrays, KeyIndex
 from .kv_index import KvIndex
@@ -151,20 +151,12 @@ def attention(
     if index is not None and not isinstance(index, KeyIndex | IndexArrays):
         raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex of k")
     need_weights(weights)
-    seen = None
-    if mask is not None:
-        if queries.ndim < 2 or keys.ndim < 2:
-            raise CertkError("mask goes with q (..., m, d) and k (..., n, d); give both two axes")
-        seen = _seen(mask, (*batch, keys.shape[-2]))
-    sight = (
-        causal,
-        None if lengths is None else coerce.per_row_integers("lengths", lengths, batch),
-        seen,
-        None if sinks is None else _sinks(sinks, batch[:-1]),
+    n = keys.shape[-2] if keys.ndim > 1 else None
+    of_values = (
         None if ball is None else ball._native,
         index._values if isinstance(index, KvIndex | IndexArrays) else None,
-        threads,
     )
+    sight = sight_of(batch, n, (causal, lengths, mask, sinks), of_values, threads)
     # Without an index all keys are read, one after the other.
     mapped = index is not None and (coerce.is_mapped(k) or coerce.is_mapped(v))
     found = _native.attention(
@@ -176,7 +168,7 @@ def attention(
         (scale, even_if_slower, weights == "exact", mapped),
         sight,
     )
-    out = _like(q, found.out.reshape(*batch, values.shape[-1]), dtype)
+    out = like(q, found.out.reshape(*batch, values.shape[-1]), dtype)
     return AttentionResult._of(found, out=out)
 
 
@@ -193,57 +185,5 @@ def ball_of_parts(shape: list[int], heads: list[NDArray[np.float64]], batch: _Sh
     return ball
 
 
-def _like(q: object, out: NDArray[Any], dtype: str) -> Any:
-    """Return the output as the kind of array that q is: of torch, of ml_dtypes, or of NumPy."""
-    torch = sys.modules.get("torch")
-    if dtype == "float16":
-        out = out.view(np.float16)
-    if torch is not None and isinstance(q, torch.Tensor):
-        # A tensor may be written to; the bound is about what was returned.
-        out = out.copy()
-        if dtype == "bfloat16":
-            return torch.from_numpy(out.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(out)
-    if dtype == "bfloat16":
-        out = out.view(np.asarray(q).dtype.newbyteorder("="))
-    out.setflags(write=False)
-    return out
-
-
 def _budget(name: str, value: ArrayLike | None, batch: _Shape) -> NDArray[np.float64] | None:
     return None if value is None else coerce.per_row_floats(name, value, batch)
-
-
-def _sinks(sinks: ArrayLike, shape: _Shape) -> NDArray[np.float64]:
-    """Return the sinks' scores, one per query head; whatever floats they are stored as."""
-    values = coerce.floats("sinks", sinks)
-    try:
-        return np.ascontiguousarray(np.broadcast_to(values, shape)).reshape(-1)
-    except ValueError:
-        raise CertkError(
-            f"sinks has shape {values.shape}, which does not broadcast to q.shape[:-2] = {shape}: "
-            "pass a number per query head"
-        ) from None
-
-
-def _seen(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:
-    """Return a boolean mask broadcast to `shape`; additive ones of 0 and -inf become one."""
-    array, dtype = coerce.borrow("mask", mask)
-    if dtype == "bool":
-        return coerce.as_native_mask(array, shape)[0]
-    if dtype not in ("float16", "bfloat16", "float32", "float64"):
-        raise CertkError(
-            f"mask has dtype {dtype}; pass bool (True = seen), or an additive one of 0 and -inf"
-        )
-    bias = coerce.widen(array, dtype)
-    lowest = -(2.0 - 2.0**-7) * 2.0**126 if dtype == "bfloat16" else np.finfo(array.dtype).min / 2
-    with _native.DefaultFloats():
-        hidden = bias <= lowest
-        wrong = np.argwhere(~(hidden | (bias == 0.0)))
-    if wrong.size:
-        place = [int(i) for i in wrong[0]]
-        raise CertkError(
-            f"mask{place} is {bias[tuple(place)]:g}; attention takes no bias: pass a boolean mask "
-            "(True = seen) or one of 0 and -inf, or add the bias to the scores and use select"
-        )
-    return coerce.as_native_mask(~hidden, shape)[0]

@@ -1,16 +1,18 @@
 //! A few rows of which most weights come from codes of keys, and most values from codes of values.
 //!
-//! All rows that share reads scan the codes together. Keys that weigh too much for their codes are scored exactly. What
-//! was done is then certified as it stands (`coded_bound`).
+//! All rows that share reads scan the codes together. Keys that weigh too much for their codes are scored by their low plane,
+//! if there is one, and else exactly. What was done is then certified as it stands (`coded_bound`).
 
 use half::{bf16, f16};
 
-use super::coded_bound::{CodedWeights, Outputs, ScoreErrors};
+use super::coded_bound::{CodedWeights, Group, Outputs, Roundings};
 use super::error_bound::{sum_error, summing};
+use super::exact_rows::ExactRows;
 use super::f32_error::{U, WEIGHT, length};
 use super::few::side_by_side;
 use super::heavy_keys::Candidates;
 use super::job::{Answer, AttentionJob, RowBudget, Unit};
+use super::listed::Listed;
 use super::narrow::append_narrow;
 use super::pending::{PendingRow, grow};
 use super::stretches::by_stretches;
@@ -19,7 +21,7 @@ use crate::index::{
     CodeError, CodeSums, Codes, FROM, Prepared, QueryScratch, Rung, SEGMENT, for_coded_dtype,
     matrix,
 };
-use crate::kernels::{CodedSums, Element, Exp, Keys, LANES, LIGHTEST, Picked, WeightSums};
+use crate::kernels::{CodedSums, Element, Exp, LANES, LIGHTEST, Picked, Simd, WeightSums};
 use crate::numerics::certified_sums::exp;
 use crate::numerics::finite::all_finite;
 use crate::numerics::log_mass::LogMass;
@@ -29,7 +31,7 @@ use crate::runtime::reused::{Reused, filled_again};
 use crate::runtime::threads;
 
 /// Most rows that scan the codes together.
-const TOGETHER: usize = 8;
+pub(super) const TOGETHER: usize = 8;
 /// Share of a sample above a careful edge below which rows keep the heaviest keys and drop the others: about a thirtieth
 /// of their keys.
 const SPARSE: f64 = 0.2;
@@ -41,7 +43,13 @@ const ATTEMPTS: usize = 6;
 const MOST: f64 = 0.5;
 /// Largest share of the budget that an error of exact scores in f32 may take.
 const FINE: f64 = 0.125;
-/// Share of all weights from which an exact key's value is exact as well: no more than so many keys have it.
+/// Share of the budget that keys scored by both planes may take before some of them are scored exactly, and of it that is aimed
+/// at before any is.
+const FINELY: f64 = 0.9;
+const BEFORE: f64 = 0.85;
+/// Factor from the least that can be proven to what is aimed at, where that is more than the budget.
+const NEAR: f64 = 1.125;
+/// Share of all weights from which a listed key's value is exact as well: no more than so many keys have it.
 const HEAVY: f64 = 1.0 / 32.0;
 /// Sums of weights up to which each is a number of f32 that products do not overflow.
 const WEIGHABLE: f64 = 1e30;
@@ -64,19 +72,21 @@ struct Weighed {
     seen: usize,
     /// Sums of the weights that come from codes.
     sums: WeightSums,
-    /// Keys that are scored exactly, ascending, and their weights; and those that are to be.
-    list: Reused<u32>,
-    exact: Reused<f64>,
+    /// Keys that are scored exactly, those that are to be, and those that are scored by both planes.
+    exact: Listed,
     more: Reused<u32>,
+    fine: Listed,
     candidates: Candidates,
-    /// Exact keys whose values are exact, their weights, and the sums of the weights of the others and of their squares.
-    heavy: Reused<u32>,
-    heavy_weights: Reused<f64>,
+    /// Keys of these whose values are exact, and the sums of the weights of the others and of their squares.
+    heavy: Listed,
     light: [f64; 2],
     /// The query in f32, in whole groups; nothing where exact scores take f64.
     narrow: Reused<f32>,
     sink: f64,
-    errors: ScoreErrors,
+    roundings: Roundings,
+    /// Errors of scores by codes, and of keys that have finer ones, by both planes; or whose exact ones may be missing.
+    code: CodeError,
+    low: Option<CodeError>,
     /// Most that weights may weigh which became nothing.
     flushed: f64,
 }
@@ -138,7 +148,8 @@ impl AttentionJob<'_> {
             let found = for_coded_dtype!(self.keys, K => {
                 let keys = matrix::<K>(self.keys, unit.head);
                 for_coded_dtype!(self.values, V => {
-                    let of = (keys, matrix::<V>(self.values, unit.head));
+                    let values = matrix::<V>(self.values, unit.head);
+                    let of = (ExactRows::all(keys), ExactRows::all(values));
                     self.coded_rows(by, of, &mut rows, (&mut share, unit.threads))
                 })
             })?;
@@ -158,22 +169,21 @@ impl AttentionJob<'_> {
         rows.iter().map(keeps).sum::<f64>() < SPARSE * rows.len() as f64
     }
 
-    /// Answers rows that scan the codes together.
-    fn coded_rows<K: Element<Scalar = f32>, V: Element>(
+    /// Answers rows that scan the codes together. Where codes do not suffice, `None`; or, if there is nothing but exact rows of
+    /// some keys beside them, what they prove.
+    pub(super) fn coded_rows<K: Element<Scalar = f32>, V: Element>(
         &self,
         (codes, values, longest): (&Codes<'_>, &Codes<'_>, f64),
-        (keys, stored): (Keys<'_, K>, Keys<'_, V>),
+        (keys, stored): (ExactRows<'_, K>, ExactRows<'_, V>),
         rows: &mut [PendingRow],
         (share, threads): (&mut Option<f64>, usize),
     ) -> Result<Option<Reused<Answer>>, Error> {
+        let all = keys.first == 0;
         self.scan(codes, rows, threads)?;
-        let Some(mut weighed) = self.weigh_by_codes(rows, longest, threads)? else {
+        let Some(mut weighed) = self.weigh_by_codes(rows, (codes, keys, longest), threads)? else {
             return Ok(None);
         };
-        for (row, weighed) in rows.iter().zip(&mut *weighed) {
-            let visibility = self.query_rows.row_visibility(row.number);
-            weighed.more.extend(codes.uncoded().filter(|&key| visibility.sees(key as usize)));
-        }
+        let mut named = Listed::with_hint(SEGMENT);
         for attempt in 0.. {
             self.add_exact(keys, rows, &mut weighed)?;
             let mut open = false;
@@ -182,21 +192,45 @@ impl AttentionJob<'_> {
                 if certificate.total_variation() <= row.eps {
                     continue;
                 }
-                open = true;
-                let QueryScratch { scores: weights, listed, .. } = &mut row.scratch.query;
-                let sum = |weights: &mut [f32]| {
-                    in_segments(threads, weights, |part| self.simd.sum_weights(part))
-                };
-                let known = (self.simd, &certificate, row.eps);
-                let Weighed { candidates, more, .. } = weighed;
-                weighed.sums = candidates.name(known, (weights, listed), share, more, sum)?;
-                let count = weighed.list.len() + weighed.more.len();
-                let useless = weighed.more.is_empty() || count as f64 > MOST * weighed.seen as f64;
-                if useless || attempt == ATTEMPTS {
+                let finely = weighed.fine.keys.len();
+                // What is proven once no weight comes from codes alone. Where that is too much, those that do are not to add
+                // much to it.
+                let least = certificate.likely(0.0, 0.0);
+                let goal = if all { row.eps } else { row.eps.max(NEAR * least) };
+                if attempt == ATTEMPTS {
+                    // What is named would not be scored any more.
+                } else if weighed.low.is_some()
+                    && least > FINELY * row.eps
+                    && weighed.score_exactly(row.eps, |key| keys.has(key))?
+                {
+                    // Some keys are to be scored exactly.
+                } else if certificate.total_variation() > goal {
+                    let QueryScratch { scores: weights, listed, .. } = &mut row.scratch.query;
+                    let sum = |weights: &mut [f32]| {
+                        in_segments(threads, weights, |part| self.simd.sum_weights(part))
+                    };
+                    let first = weighed.low.is_some() && weighed.fine.keys.is_empty();
+                    let aim = if first { BEFORE * goal } else { goal };
+                    let known = (self.simd, &certificate, aim);
+                    let candidates = &mut weighed.candidates;
+                    weighed.sums =
+                        candidates.name(known, (weights, listed), share, &mut named, sum)?;
+                    match &row.prepared {
+                        Some(prepared) if weighed.low.is_some() => {
+                            weighed.add_fine(codes, (self.simd, prepared), &named)?;
+                        }
+                        _ => weighed.more.extend_from_slice(&named.keys),
+                    }
+                }
+                let count = weighed.exact.keys.len() + weighed.more.len();
+                let changed = !weighed.more.is_empty() || weighed.fine.keys.len() != finely;
+                let too_many = count as f64 > MOST * weighed.seen as f64;
+                if all && (!changed || too_many) {
                     return Ok(None);
                 }
+                open |= changed;
             }
-            if !open {
+            if !open || attempt == ATTEMPTS {
                 break;
             }
         }
@@ -230,10 +264,10 @@ impl AttentionJob<'_> {
     }
 
     /// Turns the scores of rows into weights; `None` where scores are no numbers, or codes are of no key that a row sees.
-    fn weigh_by_codes(
+    fn weigh_by_codes<K: Element<Scalar = f32>>(
         &self,
         rows: &mut [PendingRow],
-        longest: f64,
+        (codes, keys, longest): (&Codes<'_>, ExactRows<'_, K>, f64),
         threads: usize,
     ) -> Result<Option<Reused<Weighed>>, Error> {
         let mut all = Reused::with_hint(rows.len());
@@ -248,11 +282,19 @@ impl AttentionJob<'_> {
                     }
                 }
             }
-            let (shift, nan) = self.simd.top(scores);
+            let (mut shift, nan) = self.simd.top(scores);
+            let offset = row.prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
+            let mut more = Reused::with_hint(SEGMENT);
+            more.extend(codes.uncoded().filter(|&key| visibility.sees(key as usize)));
+            // Few: of these there is no score by codes.
+            let mut bare: Reused<f64> = std::iter::repeat_n(0.0, more.len()).collect();
+            keys.by_parts(&more, |rows, numbers, part| {
+                row.query.score(self.simd, rows, Picked::Listed(numbers), offset, &mut bare[part]);
+            });
+            shift = bare.iter().fold(shift, |top, &score| top.max(score as f32));
             if nan || !shift.is_finite() {
                 return Ok(None);
             }
-            let offset = row.prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
             let at = f64::from(shift) + offset;
             let (sink, slip) = self.sink(row.number).map_or((0.0, 0.0), |sink| {
                 let size = sink.abs() + f64::from(shift).abs() + offset.abs();
@@ -270,22 +312,26 @@ impl AttentionJob<'_> {
             let seen = visibility.count();
             // Sums of exact weights round as well.
             let summed = seen as f64 * f64::EPSILON;
-            let rho = error.rho + row.query.error + exact + WEIGHT + slip + summed;
+            let low = row.prepared.as_ref().and_then(|prepared| prepared.fine_error);
+            let low = low.filter(CodeError::says_something).or((keys.first > 0).then_some(error));
+            let of_codes = low.map_or(error.rho, |low| low.rho.max(error.rho));
+            let rho = of_codes + row.query.error + exact + WEIGHT + slip + summed;
             all.push(Weighed {
                 shift,
                 at,
                 seen,
                 sums: in_segments(threads, scores, |part| self.simd.weigh_codes(part, shift))?,
-                list: Reused::with_hint(SEGMENT),
-                exact: Reused::with_hint(SEGMENT),
-                more: Reused::with_hint(SEGMENT),
+                exact: Listed::with_hint(SEGMENT),
+                more,
+                fine: Listed::with_hint(SEGMENT),
                 candidates: Candidates::new(),
-                heavy: Reused::with_hint(LANES),
-                heavy_weights: Reused::with_hint(LANES),
+                heavy: Listed::with_hint(LANES),
                 light: [0.0; 2],
                 narrow,
                 sink,
-                errors: ScoreErrors::new(error, rho),
+                roundings: Roundings::new(rho),
+                code: error,
+                low,
                 flushed: seen as f64 * f64::from(LIGHTEST) * (error.each + rho).exp(),
             });
         }
@@ -295,7 +341,7 @@ impl AttentionJob<'_> {
     /// Scores the keys exactly that rows have named.
     fn add_exact<K: Element<Scalar = f32>>(
         &self,
-        keys: Keys<'_, K>,
+        keys: ExactRows<'_, K>,
         rows: &[PendingRow],
         all: &mut [Weighed],
     ) -> Result<(), Error> {
@@ -304,8 +350,7 @@ impl AttentionJob<'_> {
         let named: [Reused<u32>; TOGETHER] =
             std::array::from_fn(|_| named.next().unwrap_or_default());
         for (weighed, named) in all.iter_mut().zip(&named) {
-            room("k", &mut weighed.list, named.len())?;
-            room("k", &mut weighed.exact, named.len())?;
+            weighed.exact.reserve(named.len())?;
         }
         let (mut narrow, mut scores, mut weights) = ([0.0; BLOCK], [0.0; BLOCK], [0.0; BLOCK]);
         let lists = named.each_ref().map(|list| &list[..]);
@@ -314,16 +359,19 @@ impl AttentionJob<'_> {
             let offset = row.prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
             for list in list[from..end].chunks(BLOCK) {
                 let found = &mut scores[..list.len()];
-                if weighed.narrow.is_empty() {
-                    row.query.score(self.simd, keys, Picked::Listed(list), offset, found);
-                } else {
-                    let narrow = &mut narrow[..list.len()];
+                keys.by_parts(list, |keys, numbers, part| {
+                    let found = &mut found[part];
+                    if weighed.narrow.is_empty() {
+                        row.query.score(self.simd, keys, Picked::Listed(numbers), offset, found);
+                        return;
+                    }
+                    let narrow = &mut narrow[..found.len()];
                     let query = (&weighed.narrow[..], self.scale as f32);
-                    self.simd.scores_listed(keys, list, query, narrow);
+                    self.simd.scores_listed(keys, numbers, query, narrow);
                     for (score, narrow) in found.iter_mut().zip(narrow) {
                         *score = f64::from(*narrow) - offset;
                     }
-                }
+                });
                 let top = found.iter().copied().fold(f64::MIN, f64::max);
                 let nan = found.iter().any(|score| score.is_nan());
                 let padded = list.len().next_multiple_of(LANES);
@@ -333,20 +381,14 @@ impl AttentionJob<'_> {
                 // Weights that cannot be compared with those of codes bound nothing.
                 let fine = !nan && above <= HIGHEST;
                 let unit = if fine { exp(above.max(-HIGHEST)) } else { f64::INFINITY };
-                weighed.exact.extend(weights[..list.len()].iter().map(|weight| weight * unit));
-                weighed.list.extend_from_slice(list);
+                let weights = weights[..list.len()].iter().map(|weight| weight * unit);
+                weighed.exact.weights.extend(weights);
+                weighed.exact.keys.extend_from_slice(list);
             }
         });
         for (weighed, named) in all.iter_mut().zip(&named) {
-            let Weighed { list, exact, .. } = weighed;
-            if !named.is_empty() && named.len() < list.len() {
-                // Named in several attempts: ascending again.
-                let mut pairs: Reused<(u32, f64)> =
-                    list.iter().copied().zip(exact.iter().copied()).collect();
-                pairs.sort_unstable_by_key(|pair| pair.0);
-                for ((key, weight), pair) in list.iter_mut().zip(&mut **exact).zip(&pairs) {
-                    (*key, *weight) = *pair;
-                }
+            if !named.is_empty() {
+                weighed.exact.sort(weighed.exact.keys.len() - named.len());
             }
         }
         Ok(())
@@ -355,7 +397,7 @@ impl AttentionJob<'_> {
     /// Averages values by the weights of rows, and bounds the outputs.
     fn coded_answers<V: Element>(
         &self,
-        (values, stored): (&Codes<'_>, Keys<'_, V>),
+        (values, stored): (&Codes<'_>, ExactRows<'_, V>),
         rows: &mut [PendingRow],
         weighed: &mut [Weighed],
         threads: usize,
@@ -365,7 +407,7 @@ impl AttentionJob<'_> {
         for (row, weighed) in rows.iter_mut().zip(&mut *weighed) {
             let weights = &mut row.scratch.query.scores[..];
             weighed.candidates.put_back(weights);
-            if !weighed.code_light_values(weights) {
+            if !weighed.code_light_values(weights, |key| stored.has(key)) {
                 return Ok(None);
             }
         }
@@ -405,8 +447,10 @@ impl AttentionJob<'_> {
         }
         let mut answers = Reused::with_hint(rows.len());
         for (weighed, sums) in weighed.iter().zip(sums.chunks_exact_mut(width)) {
-            let (keys, weights) = (&weighed.heavy[..], &weighed.heavy_weights[..]);
-            self.simd.average(stored, Picked::Listed(keys), weights, sums);
+            let Listed { keys, weights } = &weighed.heavy;
+            stored.by_parts(keys, |values, numbers, part| {
+                self.simd.average(values, Picked::Listed(numbers), &weights[part], sums);
+            });
         }
         let bounds = values.value_bounds();
         for (((row, weighed), sums), lost) in
@@ -415,7 +459,7 @@ impl AttentionJob<'_> {
             let certificate = weighed.certificate();
             let total_variation = certificate.total_variation();
             let total = weighed.total();
-            let exact = weighed.heavy_weights.iter().sum::<f64>();
+            let exact = weighed.heavy.total();
             let mut out = filled_again("v", width, 0.0)?;
             let mut away = 0.0;
             for ((out, &sum), &centre) in out.iter_mut().zip(sums).zip(centre) {
@@ -433,14 +477,18 @@ impl AttentionJob<'_> {
             // Of numbers for weights, of sums of weights, and of exact values.
             let rounding = lost * LONGEST * (width as f64).sqrt() / total
                 + SUMS * (bounds.farthest + bounds.lost + away.sqrt())
-                + summing(reach, self.values, sum_error(&self.values.data) * (exact / total));
+                + summing(
+                    reach,
+                    (weighed.seen, self.values),
+                    sum_error(&self.values.data) * (exact / total),
+                );
             let away = (away.sqrt() + rounding) * ROUND;
             let outputs = Outputs { values: bounds, centre, away };
             let masses = certificate.masses();
             answers.push(Answer {
                 upper: total_variation,
                 kept: weighed.seen,
-                scored: weighed.list.len(),
+                scored: weighed.exact.keys.len(),
                 rung: Rung::Coded,
                 weight_error: 0.0,
                 sum_error: 0.0,
@@ -457,40 +505,105 @@ impl AttentionJob<'_> {
 impl Weighed {
     /// Returns the sum of all weights.
     fn total(&self) -> f64 {
-        self.sums.weights + self.exact.iter().sum::<f64>() + self.sink
+        self.sums.weights + self.fine.total() + self.exact.total() + self.sink
     }
 
-    /// Puts the exact weights of keys that have little of the mass beside those by codes, so that their values come from codes
-    /// as well. Returns `false` if f32 does not hold the weights.
-    fn code_light_values(&mut self, weights: &mut [f32]) -> bool {
+    /// Adds keys with their weights by codes, made finer by the low plane.
+    fn add_fine(
+        &mut self,
+        codes: &Codes<'_>,
+        (simd, query): (Simd, &Prepared),
+        named: &Listed,
+    ) -> Result<(), Error> {
+        let (Listed { keys, weights }, sorted) = (named, self.fine.keys.len());
+        self.fine.reserve(keys.len())?;
+        let mut scores: Reused<f64> = filled_again("k", keys.len(), 0.0)?;
+        if query.fine_error.is_some_and(|error| error.says_something()) {
+            codes.add_low(simd, query, keys, &mut scores);
+        }
+        let fine = weights.iter().zip(&scores).map(|(weight, &score)| weight * libm::exp(score));
+        self.fine.weights.extend(fine);
+        self.fine.keys.extend_from_slice(keys);
+        self.fine.sort(sorted);
+        Ok(())
+    }
+
+    /// Names keys to be scored exactly which both planes do not suffice for: the heaviest that are there, as few as are likely to
+    /// do, or all of them. Returns `false` if none is there.
+    fn score_exactly(&mut self, eps: f64, there: impl Fn(u32) -> bool) -> Result<bool, Error> {
+        let Listed { keys, weights } = &self.fine;
+        let mut order: Reused<usize> = (0..keys.len()).filter(|&at| there(keys[at])).collect();
+        order.sort_unstable_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
+        let mut stays: Reused<bool> = std::iter::repeat_n(true, keys.len()).collect();
+        let without = |count: usize, stays: &mut [bool]| {
+            stays.fill(true);
+            order[..count].iter().for_each(|&at| stays[at] = false);
+            let sums =
+                Listed::sums(weights.iter().zip(&*stays).filter(|(_, s)| **s).map(|(w, _)| w));
+            self.certificate_with(sums).total_variation()
+        };
+        let (mut few, mut enough) = (1, order.len());
+        while few < enough {
+            let middle = usize::midpoint(few, enough);
+            let does = without(middle, &mut stays) <= eps * FINELY;
+            (few, enough) = if does { (few, middle) } else { (middle + 1, enough) };
+        }
+        without(enough, &mut stays);
+        room("k", &mut self.more, enough)?;
+        let mut rest = Listed::with_hint(keys.len() - enough);
+        for ((&key, &weight), &stays) in keys.iter().zip(&**weights).zip(&stays) {
+            if stays {
+                rest.keys.push(key);
+                rest.weights.push(weight);
+            } else {
+                self.more.push(key);
+            }
+        }
+        self.fine = rest;
+        Ok(enough > 0)
+    }
+
+    /// Puts the weights of listed keys that have little of the mass, or whose values are not there exactly, beside those by codes,
+    /// so that their values come from codes as well. Returns `false` if f32 does not hold the weights.
+    fn code_light_values(&mut self, weights: &mut [f32], there: impl Fn(u32) -> bool) -> bool {
         let total = self.total();
         if total.is_nan() || total > WEIGHABLE {
             return false;
         }
-        for (&key, &weight) in self.list.iter().zip(&*self.exact) {
-            if weight >= HEAVY * total {
-                self.heavy.push(key);
-                self.heavy_weights.push(weight);
-            } else {
-                weights[key as usize] = weight as f32;
-                self.light[0] += weight;
-                self.light[1] += weight * weight;
+        let mut sorted = 0;
+        for list in [&self.exact, &self.fine] {
+            sorted = self.heavy.keys.len();
+            for (&key, &weight) in list.keys.iter().zip(&*list.weights) {
+                if weight >= HEAVY * total && there(key) {
+                    self.heavy.keys.push(key);
+                    self.heavy.weights.push(weight);
+                } else {
+                    weights[key as usize] = weight as f32;
+                    self.light[0] += weight;
+                    self.light[1] += weight * weight;
+                }
             }
         }
+        self.heavy.sort(sorted);
         true
     }
 
     /// Returns what is known of the row's weights.
     fn certificate(&self) -> CodedWeights {
-        let exact = self.exact.iter().sum::<f64>();
-        let exact_squares = self.exact.iter().map(|weight| weight * weight).sum();
+        self.certificate_with(Listed::sums(self.fine.weights.iter()))
+    }
+
+    /// Returns the same if the keys with finer weights had these sums.
+    fn certificate_with(&self, fine: CodeSums) -> CodedWeights {
         let WeightSums { weights, squares, largest } = self.sums;
+        let coded = CodeSums::computed(weights, squares, largest.into(), self.seen);
         CodedWeights {
-            errors: self.errors,
-            coded: CodeSums::computed(weights, squares, largest.into(), self.seen),
+            roundings: self.roundings,
+            coded: Group::new(self.code, coded),
+            fine: self.low.map(|low| Group::new(low, fine)),
             flushed: self.flushed,
-            exact,
-            exact_squares,
+            exact: self.exact.total(),
+            exact_squares: self.exact.squares(),
             sink: self.sink,
         }
     }

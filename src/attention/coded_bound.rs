@@ -1,43 +1,109 @@
 //! Bounds on attention of which some weights come from codes.
 //!
-//! Keys lie in E (scored exactly) or in C (weight and value by code). Real weights are `w`, used ones `u`, both relative
-//! to one shift, with sums Z and U. On C `w = u e^(x + r)` with `|r| <= rho`, `|x| <= D`, and all `x^2` add up to at most
-//! `X^2`; on E `|ln(w / u)| <= rho`. `W1`, `W2` and `m` are the sum, the sum of squares and the largest of u over C.
-//! docs/soundness.md has the proofs ("Coded attention").
+//! Keys lie in E (scored exactly), in C (weight and value by code) or in F (weight by code and low plane). Real weights are
+//! `w`, used ones `u`, both relative to one shift, with sums Z and U. On C `w = u e^(x + r)` with `|r| <= rho`, `|x| <= D`,
+//! and all `x^2` add up to at most `X^2`; on F likewise, with an X and a D of its own; on E `|ln(w / u)| <= rho`. `W1`,
+//! `W2` and `m` are the sum, the sum of squares and the largest of u over C, or over F. The bounds are suprema of what is
+//! linear in errors and of what is convex: those of C and of F add up. docs/soundness.md has the proofs ("Coded attention").
 
 use crate::index::{CodeError, CodeSums, ValueBounds};
 
 /// Relative error of a bound's own arithmetic in f64, generously.
 const ARITHMETIC: f64 = 1e-11;
 
-/// Errors of a row's scores, and exponentials of them, which many bounds share.
+/// Roundings of a row's scores and weights, in nats: e^rho, e^-rho and e^rho - 1.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ScoreErrors {
-    /// Of scores by codes: X and D.
-    code: CodeError,
-    /// e^rho, e^-rho and e^rho - 1.
+pub(super) struct Roundings {
     grown: f64,
     shrunk: f64,
     rounded: f64,
-    /// Of the part of e^x - 1 beyond x, as a share of x^2.
-    growth: f64,
 }
 
-impl ScoreErrors {
-    /// Takes the errors of scores by codes, and the roundings of a score and of its weight, in nats: those of E and those of C.
-    pub(super) fn new(code: CodeError, rho: f64) -> Self {
+impl Roundings {
+    /// Takes the most that a score and its weight round by, in nats, wherever its key lies.
+    pub(super) fn new(rho: f64) -> Self {
         // The same on every machine, as sets depend on it.
-        let (grown, shrunk, rounded) = (libm::exp(rho), libm::exp(-rho), libm::expm1(rho));
-        ScoreErrors { code, grown, shrunk, rounded, growth: code.growth() }
+        Roundings { grown: libm::exp(rho), shrunk: libm::exp(-rho), rounded: libm::expm1(rho) }
+    }
+}
+
+/// Keys whose scores come from codes of one kind.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Group {
+    /// X and D.
+    code: CodeError,
+    /// Of the part of e^x - 1 beyond x, as a share of x^2.
+    growth: f64,
+    /// Sums over the group.
+    pub(super) sums: CodeSums,
+}
+
+impl Group {
+    pub(super) fn new(code: CodeError, sums: CodeSums) -> Self {
+        Group { code, growth: code.growth(), sums }
+    }
+
+    /// Returns a bound of the sum of u |x|: by the inequality of Cauchy and Schwarz, or by D for each.
+    fn root(&self) -> f64 {
+        let CodeSums { upper, squares, .. } = self.sums;
+        if squares == 0.0 {
+            return 0.0;
+        }
+        (self.code.total * squares.sqrt()).min(self.code.each * upper)
+    }
+
+    /// Returns a bound of the sum of u g x^2, the part of e^x - 1 beyond x.
+    fn curved(&self) -> f64 {
+        let CodeError { total, each, .. } = self.code;
+        let CodeSums { upper, largest, .. } = self.sums;
+        let least = (largest * total * total).min(each * self.root());
+        if upper == 0.0 { 0.0 } else { self.growth * least.min(each * each * upper) }
+    }
+
+    /// Returns X times the root of the largest of (1 - p)^2 a + p^2 (W2 - a) over shares p <= 1/2, where keys of the group of
+    /// that share have squares of at most a <= min(W2, p m U), which grows with W2, m and U; or D times the largest of
+    /// (1 - p) b + p (W1 - b), where their sum is at most b <= min(W1, p U), which grows with W1 and U.
+    fn centred(&self, used: f64) -> f64 {
+        let CodeSums { upper, squares, largest, .. } = self.sums;
+        if squares == 0.0 {
+            return 0.0;
+        }
+        let share = upper / used;
+        let each = if share <= 1.0 / 3.0 {
+            share * (1.0 - share)
+        } else {
+            0.125 * (1.0 + share) * (1.0 + share)
+        };
+        let all = squares / (largest * used);
+        // A product of 0 and an infinity is no bound, and a share of nothing is none.
+        let all = if all < 1.0 { all } else { 1.0 };
+        let kappa_squared = if all <= 1.0 - std::f64::consts::FRAC_1_SQRT_2 {
+            (1.0 - all) * (1.0 - all)
+        } else {
+            0.25 / (all * (2.0 - all))
+        };
+        let together = self.code.total * (kappa_squared * squares).sqrt();
+        together.min(self.code.each * each * used)
+    }
+
+    /// Returns a bound of the Euclidean norm of u (e^x - 1).
+    fn moved(&self) -> f64 {
+        let CodeError { total, each, .. } = self.code;
+        let CodeSums { squares, largest, .. } = self.sums;
+        // A product of 0 and an infinity is no bound.
+        let one_way = largest * total * (1.0 + self.growth * each);
+        let moved = one_way.min(each.exp_m1() * squares.sqrt());
+        if squares == 0.0 { 0.0 } else { moved }
     }
 }
 
 /// Sums of a row's weights, and errors of them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CodedWeights {
-    pub(super) errors: ScoreErrors,
-    /// Sums over C.
-    pub(super) coded: CodeSums,
+    pub(super) roundings: Roundings,
+    /// C, and F if there is a low plane.
+    pub(super) coded: Group,
+    pub(super) fine: Option<Group>,
     /// Most that weights of C may weigh which were rounded to nothing.
     pub(super) flushed: f64,
     /// Sum of the weights of E, and of their squares.
@@ -72,37 +138,20 @@ fn up(bound: f64) -> f64 {
 }
 
 impl CodedWeights {
-    /// Returns the largest of (1 - p)^2 a + p^2 (W2 - a) over shares p <= 1/2, where keys of C of that share have squares
-    /// of at most a <= min(W2, p m U). It grows with W2, m and U.
-    fn centred_squares(&self, used: f64) -> f64 {
-        let CodeSums { squares, largest, .. } = self.coded;
-        let all = squares / (largest * used);
-        // A product of 0 and an infinity is no bound, and a share of nothing is none.
-        let all = if all < 1.0 { all } else { 1.0 };
-        let kappa_squared = if all <= 1.0 - std::f64::consts::FRAC_1_SQRT_2 {
-            (1.0 - all) * (1.0 - all)
-        } else {
-            0.25 / (all * (2.0 - all))
-        };
-        kappa_squared * squares
-    }
-
-    /// Returns a bound of sum u g x^2 over C, the part of e^x - 1 beyond x.
-    fn curved(&self) -> f64 {
-        let CodeError { total, each, .. } = self.errors.code;
-        let CodeSums { upper, squares, largest, .. } = self.coded;
-        let least = (largest * total * total).min(each * total * squares.sqrt());
-        self.errors.growth * least.min(each * each * upper)
+    /// Returns the sum over the groups.
+    fn groups(&self, of: impl Fn(&Group) -> f64) -> f64 {
+        of(&self.coded) + self.fine.as_ref().map_or(0.0, of)
     }
 
     /// Returns bounds of the sums of weights.
     pub(super) fn masses(&self) -> Masses {
         let beside = self.exact + self.sink;
-        let ScoreErrors { code, grown, shrunk, .. } = self.errors;
-        let (used_low, used) = (self.coded.lower + beside, up(self.coded.upper + beside));
-        let root = up(code.total * self.coded.squares.sqrt());
+        let Roundings { grown, shrunk, .. } = self.roundings;
+        let used_low = self.groups(|group| group.sums.lower) + beside;
+        let used = up(self.groups(|group| group.sums.upper) + beside);
+        let root = up(self.groups(Group::root));
         let low = shrunk * (used_low * (1.0 - ARITHMETIC) - root) * (1.0 - ARITHMETIC);
-        let high = up(grown * (used + root + self.curved()) + self.flushed);
+        let high = up(grown * (used + root + self.groups(Group::curved)) + self.flushed);
         Masses { low: if low > 0.0 { low } else { 0.0 }, high, used_low, used }
     }
 
@@ -110,44 +159,40 @@ impl CodedWeights {
     /// its sum: the least of the plain and of the centred bound.
     pub(super) fn total_variation(&self) -> f64 {
         let Masses { low, used_low, used, .. } = self.masses();
-        let ScoreErrors { code, grown, rounded, .. } = self.errors;
+        let Roundings { grown, rounded, .. } = self.roundings;
         let rounded = rounded * used;
-        let (root, curved) = (code.total * self.coded.squares.sqrt(), self.curved());
+        let (root, curved) = (self.groups(Group::root), self.groups(Group::curved));
         let more = up(grown * (root + curved) + rounded + self.flushed);
         let less = up(root + rounded).min(used);
         let most = more.max(less);
         let plain = up(most / (used_low + (most - less)));
-        let centred = code.total * self.centred_squares(used).sqrt();
+        let centred = self.groups(|group| group.centred(used));
         let centred = up((grown * (centred + curved) + rounded + self.flushed) / low);
         plain.min(centred).min(1.0)
     }
 
     /// Returns what the total variation distance is likely to be bounded by once C has these squares and this largest
-    /// weight.
+    /// weight, and F is as it is.
     pub(super) fn likely(&self, squares: f64, largest: f64) -> f64 {
-        let coded = CodeSums { squares, largest, ..self.coded };
-        CodedWeights { coded, ..*self }.total_variation()
+        let sums = CodeSums { squares, largest, ..self.coded.sums };
+        CodedWeights { coded: Group { sums, ..self.coded }, ..*self }.total_variation()
     }
 
     /// Returns an upper bound of the distance between the real output and the average of values, those of C by their
     /// codes, with the used weights: the least of that by sums of outer products of values and that by the ball around them,
-    /// given the total variation distance. Some keys of E may have their values by codes as well: `light` is the sum of their
-    /// weights, and that of the squares.
+    /// given the total variation distance. Some keys of E and of F may have their values by codes as well: `light` is the sum
+    /// of their weights, and that of the squares.
     pub(super) fn output(&self, outputs: &Outputs, light: [f64; 2], total_variation: f64) -> f64 {
         let &Outputs { values: ValueBounds { spread, loss, farthest, lost, .. }, centre, away } =
             outputs;
         let Masses { low, high, used_low, used } = self.masses();
-        let ScoreErrors { code: CodeError { total, each, .. }, grown, rounded, growth, .. } =
-            self.errors;
-        let CodeSums { squares, largest, .. } = self.coded;
-        let root = squares.sqrt();
-        // A product of 0 and an infinity is no bound.
-        let one_way = largest * total * (1.0 + growth * each);
-        let moved = grown * one_way.min(each.exp_m1() * root)
-            + rounded * (squares + self.exact_squares).sqrt()
-            + self.flushed;
+        let Roundings { grown, rounded, .. } = self.roundings;
+        let moved = self.groups(|group| group.moved().powi(2)).sqrt();
+        let squares = self.groups(|group| group.sums.squares) + self.exact_squares;
+        let moved = grown * moved + rounded * squares.sqrt() + self.flushed;
         let off = (high - used_low).max(used - low);
-        let coded = (self.coded.upper + light[0], (squares + light[1]).sqrt());
+        let CodeSums { upper, squares, .. } = self.coded.sums;
+        let coded = (upper + light[0], (squares + light[1]).sqrt());
         let codes = up((coded.1 * loss).min(coded.0 * lost));
         let by_sums =
             up((spread * moved + rounded * self.sink * centre + off * away + codes) / low);
@@ -172,6 +217,8 @@ mod tests {
         /// The first so many are scored exactly, and so have no errors; of these so many have exact values, too.
         exact: usize,
         heavy: usize,
+        /// Keys from `exact` to here are scored by both planes.
+        fine: usize,
         sink: f64,
         centre: [f64; 2],
         /// Weights that became nothing; else 0.
@@ -197,6 +244,7 @@ mod tests {
             let n = 1 + below(12);
             let most = below(n + 1);
             let exact = below(most + 1);
+            let fine = if kind.is_multiple_of(2) { exact } else { exact + below(n - exact + 1) };
             let mut used: Vec<f64> = match kind % 4 {
                 0 => (0..n).map(|_| (-6.0 * next()).exp()).collect(),
                 1 => vec![1.0; n],
@@ -214,6 +262,7 @@ mod tests {
             };
             let mut errors: Vec<f64> = (0..n).map(error).collect();
             errors[..exact].fill(0.0);
+            errors[exact..fine].iter_mut().for_each(|error| *error *= 0.1);
             let rho = [0.0, 1e-4, 0.2][kind / 32 % 3];
             let mut side = || if next() < 0.5 { -rho } else { rho };
             let roundings = (0..=n).map(|_| side()).collect();
@@ -250,6 +299,7 @@ mod tests {
                 lost,
                 exact,
                 heavy,
+                fine,
                 sink,
                 centre,
                 flushed,
@@ -260,7 +310,7 @@ mod tests {
         /// Returns the true total variation distance and error of the output, each beside its bound.
         fn judge(&self) -> [(f64, f64); 2] {
             let Case { used, errors, roundings, values, lost, exact, heavy, sink, .. } = self;
-            let Case { centre, flushed, ends, .. } = self;
+            let Case { centre, flushed, ends, fine, .. } = self;
             let n = used.len();
             let grown = |i: usize| (errors[i] + roundings[i]).exp();
             let real: Vec<f64> = (0..n).map(|i| used[i] * grown(i) + flushed[i]).collect();
@@ -281,22 +331,25 @@ mod tests {
             };
             let (out, real_out) = (average(used, total, true), average(&real, real_total, false));
             let off = length([out[0] - real_out[0], out[1] - real_out[1]]);
-            let coded = &used[*exact..];
             let square = |list: &[f64]| list.iter().map(|x| x * x).sum::<f64>();
-            let sum: f64 = coded.iter().sum();
-            let each = errors.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
             let rho = roundings.iter().fold(0.0, |most: f64, r| most.max(r.abs()));
-            let row = CodedWeights {
-                errors: ScoreErrors::new(
-                    CodeError { total: square(errors).sqrt(), each, rho, slope: 0.0 },
-                    rho,
-                ),
-                coded: CodeSums {
+            let group = |keys: std::ops::Range<usize>| {
+                let (errors, used) = (&errors[keys.clone()], &used[keys]);
+                let each = errors.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+                let code = CodeError { total: square(errors).sqrt(), each, rho, slope: 0.0 };
+                let sum: f64 = used.iter().sum();
+                let sums = CodeSums {
                     upper: sum * (1.0 + ends),
                     lower: sum * (1.0 - ends),
-                    squares: square(coded),
-                    largest: coded.iter().copied().fold(0.0, f64::max),
-                },
+                    squares: square(used),
+                    largest: used.iter().copied().fold(0.0, f64::max),
+                };
+                Group::new(code, sums)
+            };
+            let row = CodedWeights {
+                roundings: Roundings::new(rho),
+                coded: group(*fine..n),
+                fine: (exact < fine).then(|| group(*exact..*fine)),
                 flushed: flushed.iter().sum(),
                 exact: used[..*exact].iter().sum(),
                 exact_squares: square(&used[..*exact]),
@@ -311,7 +364,7 @@ mod tests {
             };
             let away = length([out[0] - centre[0], out[1] - centre[1]]);
             let outputs = Outputs { values: bounds, centre: length(*centre), away };
-            let light = &used[*heavy..*exact];
+            let light = &used[*heavy..*fine];
             let masses = row.masses();
             assert!(masses.low <= real_total * (1.0 + 1e-9) && real_total <= masses.high);
             let bound = row.total_variation();
@@ -340,10 +393,11 @@ mod tests {
 
     #[test]
     fn what_says_nothing_bounds_nothing() {
-        let coded = CodeSums { upper: 1.0, lower: 1.0, squares: 1.0, largest: 1.0 };
+        let sums = CodeSums { upper: 1.0, lower: 1.0, squares: 1.0, largest: 1.0 };
         let row = CodedWeights {
-            errors: ScoreErrors::new(CodeError::NOTHING, f64::INFINITY),
-            coded,
+            roundings: Roundings::new(f64::INFINITY),
+            coded: Group::new(CodeError::NOTHING, sums),
+            fine: None,
             flushed: 0.0,
             exact: f64::INFINITY,
             exact_squares: f64::NAN,
@@ -351,7 +405,8 @@ mod tests {
         };
         assert_eq!(row.total_variation(), 1.0);
         let known = CodeError { total: 0.1, each: 0.1, rho: 0.0, slope: 0.0 };
-        let infinite = CodedWeights { errors: ScoreErrors::new(known, 0.0), ..row };
+        let coded = Group::new(known, sums);
+        let infinite = CodedWeights { roundings: Roundings::new(0.0), coded, ..row };
         assert_eq!(infinite.total_variation(), 1.0);
         let outputs = Outputs { values: ValueBounds::NOTHING, centre: 1.0, away: 1.0 };
         assert_eq!(infinite.output(&outputs, [0.0; 2], 1.0), f64::INFINITY);

@@ -69,7 +69,7 @@ pub fn attention(
         values.dim().saturating_mul(8).saturating_add(160),
     )?;
     check_memory("k", keys.heads(), keys.len() / 16 + 72)?;
-    let query_rows = QueryRows::new(queries, keys, options)?;
+    let query_rows = QueryRows::new(queries, (keys.batch(), keys.len()), options)?;
     let job = AttentionJob::new(queries, keys, values, index, &query_rows)?;
     let mut all = Attention::empty(query_rows.rows(), values.dim(), options.precision);
     match budget {
@@ -98,7 +98,7 @@ const LEAST: usize = 1 << 16;
 
 impl AttentionJob<'_> {
     /// Computes some rows.
-    fn run(
+    pub(super) fn run(
         &self,
         budget: RowBudget<'_>,
         wanted: impl Fn(usize) -> bool,
@@ -108,12 +108,12 @@ impl AttentionJob<'_> {
             (0..self.query_rows.rows()).filter(|&row| wanted(row)).collect();
         let units = self.units(&listed);
         let dim = self.values.dim();
-        let each = self.keys.len().saturating_mul(self.keys.dim());
+        let each = self.query_rows.keys.saturating_mul(self.keys.dim());
         let rows = listed.len();
         let worth = if self.fit_together() { FAST } else { SLOW };
         let threads =
             threads::count(self.query_rows.options.threads, rows.saturating_mul(each) > worth)?;
-        check_memory_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;
+        check_memory_in_each("k", threads, (rows, self.query_rows.keys), size_of::<f32>())?;
         let portion = (1 << 28) / UNIT_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
         let mut at = 0;
         let unit = |at: usize, threads: usize| {

@@ -99,9 +99,9 @@ impl<'a> Balls<'a> {
     }
 }
 
-/// Returns a bound on the error of summing that many weighted values, none of which is longer.
-pub(super) fn summing(longest: f64, values: &Vectors<'_>, sum_error: f64) -> f64 {
-    let (n, dim) = (values.len() as f64, values.dim() as f64);
+/// Returns a bound on the error of summing so many weighted values, none of which is longer.
+pub(super) fn summing(longest: f64, (count, values): (usize, &Vectors<'_>), sum_error: f64) -> f64 {
+    let (n, dim) = (count as f64, values.dim() as f64);
     // Products that underflow, and weights that do; the largest weight is 1.
     let lost = if let Stored::F64(_) = values.data { 1e-300 } else { 2f64.powi(-124) };
     // In f64: the rest of the sum, the sum of the weights, the division.
@@ -125,7 +125,7 @@ fn bound(ball: &Ball, values: &Vectors<'_>, out: &[f64], made: &RowErrors) -> f6
         return (made.coded_error + made.rounding) * UP;
     }
     let computed = weighing(ball, made.weight_error)
-        + summing(ball.longest(), values, made.sum_error)
+        + summing(ball.longest(), (values.len(), values), made.sum_error)
         + made.rounding;
     let dropped = if made.upper > 0.0 { made.upper * (ball.away(out) + ball.radius) } else { 0.0 };
     let bound = (computed + dropped) * UP;
@@ -184,7 +184,7 @@ impl Attention {
         let _modes = threads::default_floats();
         check_memory("q", queries.heads().saturating_mul(queries.len()), 5 * size_of::<f64>())?;
         check_memory("q", queries.heads(), 2 * size_of::<usize>())?;
-        let query_rows = QueryRows::new(queries, values, options)?;
+        let query_rows = QueryRows::new(queries, (values.batch(), values.len()), options)?;
         let rows = query_rows.rows();
         let parts = [
             &self.tail_mass_upper,
@@ -231,7 +231,7 @@ pub(super) fn allowed(
 ) -> f64 {
     let ball = balls.of(row);
     let computed = weighing(ball, weight_error)
-        + summing(ball.longest(), values, known.max(sum_error(&values.data)));
+        + summing(ball.longest(), (values.len(), values), known.max(sum_error(&values.data)));
     let rounded = computed + precision.moves(ball.longest() + computed, values.dim());
     // The output is within the ball but for its own error.
     let eps = (tolerance - rounded) / (2.0 * ball.radius + rounded) * (1.0 - 1e-9);

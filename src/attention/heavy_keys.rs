@@ -1,9 +1,10 @@
 //! Keys of a row that weigh too much for their codes.
 //!
-//! Those above an edge are scored exactly: the highest edge below which codes are likely to do. It is sought among
-//! candidates, the keys above a floor somewhat lower, so that the weights of all others are summed once.
+//! Those above an edge are scored by their low plane, or exactly: the highest edge below which codes are likely to do. It is
+//! sought among candidates, the keys above a floor somewhat lower, so that the weights of all others are summed once.
 
 use super::coded_bound::CodedWeights;
+use super::listed::Listed;
 use crate::error::Error;
 use crate::kernels::{EDGES, LANES, Positions, Simd, WeightSums};
 use crate::numerics::certified_sums::exp;
@@ -76,18 +77,18 @@ impl Candidates {
         Candidates { floor: f32::INFINITY, ..Candidates::default() }
     }
 
-    /// Moves the keys that are to be scored exactly to a list, and returns the sums of all other weights. `share` is the
-    /// edge of an earlier row as a share of all its weights, and becomes that of this row; `sum` sums weights.
+    /// Moves the keys that are too heavy, and their weights, to a list, and returns the sums of all other weights. `share` is
+    /// the edge of an earlier row as a share of all its weights, and becomes that of this row; `sum` sums weights.
     pub(super) fn name(
         &mut self,
         (simd, certificate, eps): (Simd, &CodedWeights, f64),
         (weights, listed): (&mut [f32], &mut Vec<u32>),
         share: &mut Option<f64>,
-        to: &mut Vec<u32>,
+        to: &mut Listed,
         sum: impl Fn(&mut [f32]) -> Result<WeightSums, Error>,
     ) -> Result<WeightSums, Error> {
         let edges = Edges { simd, certificate, eps };
-        let (total, top) = (certificate.masses().high, certificate.coded.largest as f32);
+        let (total, top) = (certificate.masses().high, certificate.coded.sums.largest as f32);
         let low_enough =
             |this: &Self| this.floor.is_finite() && edges.enough(this.others.squares, this.floor);
         if !low_enough(self)
@@ -104,17 +105,21 @@ impl Candidates {
         let depth = libm::log(f64::from(top) / f64::from(self.floor)).clamp(0.0, 2.0 * DEPTH);
         let edge = edges.find(&self.weights, self.others.squares, (top, depth));
         *share = Some(f64::from(edge) / total).filter(|share| share.is_finite());
-        let (first, count) = (to.len(), self.keys.len());
-        room("k", to, count)?;
-        to.resize(first + count, 0);
-        let (mut named, mut kept) = (first, 0);
+        let count = self.keys.len();
+        to.keys.clear();
+        to.weights.clear();
+        room("k", &mut to.keys, count)?;
+        room("k", &mut to.weights, count)?;
+        to.keys.resize(count, 0);
+        to.weights.resize(count, 0.0);
+        let (mut named, mut kept) = (0, 0);
         let (mut sum_rest, mut squares, mut largest) = (0.0, 0.0, 0.0f32);
         // Weights fall on either side as by chance: no branch could be foreseen.
         for at in 0..count {
             let (key, weight) = (self.keys[at], self.weights[at]);
             let above = weight >= edge;
             let rest = if above { 0.0 } else { weight };
-            to[named] = key;
+            (to.keys[named], to.weights[named]) = (key, weight.into());
             (self.keys[kept], self.weights[kept]) = (key, weight);
             named += usize::from(above);
             kept += usize::from(!above);
@@ -123,7 +128,8 @@ impl Candidates {
             squares += wide * wide;
             largest = largest.max(rest);
         }
-        to.truncate(named);
+        to.keys.truncate(named);
+        to.weights.truncate(named);
         let mut sums = self.others;
         sums.join(&WeightSums { weights: sum_rest, squares, largest });
         self.keys.truncate(kept);

@@ -2,9 +2,10 @@
 
 use std::sync::OnceLock;
 
+use super::kept_rows::KeptRows;
 use super::query_rows::QueryRows;
 use crate::error::Error;
-use crate::index::{KeyIndex, Rung};
+use crate::index::{KeyIndex, Rung, ValueIndex};
 use crate::kernels::{PANEL_KEYS, PANEL_ROWS, Simd};
 use crate::numerics::log_mass::LogMass;
 use crate::numerics::scale::nearest_rsqrt;
@@ -26,6 +27,8 @@ pub(super) struct AttentionJob<'a> {
     pub(super) keys: &'a Vectors<'a>,
     pub(super) values: &'a Vectors<'a>,
     pub(super) index: Option<&'a KeyIndex<'a>>,
+    /// Codes of values and kept rows, if the keys and the values themselves are not there.
+    pub(super) from_codes: Option<(&'a ValueIndex<'a>, &'a KeptRows<'a>)>,
     pub(super) query_rows: &'a QueryRows<'a>,
     pub(super) scale: f64,
     pub(super) simd: Simd,
@@ -62,16 +65,6 @@ impl<'a> AttentionJob<'a> {
         index: Option<&'a KeyIndex>,
         query_rows: &'a QueryRows<'a>,
     ) -> Result<Self, Error> {
-        let scale = query_rows.options.scale.unwrap_or_else(|| nearest_rsqrt(keys.dim()));
-        if !scale.is_finite() {
-            return Err(Error::Scale { value: scale });
-        }
-        if queries.dim() != keys.dim() {
-            return Err(queries.misfit(format!(
-                "keys have {} entries; queries and keys need as many as each other",
-                keys.dim()
-            )));
-        }
         if values.batch() != keys.batch() || values.len() != keys.len() {
             return Err(values.misfit(format!(
                 "there must be a value for each key; keys have shape {:?}",
@@ -87,15 +80,49 @@ impl<'a> AttentionJob<'a> {
         if let Some(index) = query_rows.options.value_index {
             index.fits(values)?;
         }
-        let simd = Simd::current()?;
+        let job = Self::judged(queries, (keys, values), index, query_rows)?;
         let norms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
         let blocks = keys.heads() * keys.len().div_ceil(PANEL_KEYS);
         let blocks_fit = std::iter::repeat_with(OnceLock::new).take(blocks).collect();
+        Ok(AttentionJob { norms, blocks_fit, ..job })
+    }
+
+    /// Arguments without the keys and the values.
+    pub(super) fn from_codes(
+        queries: &'a Vectors<'a>,
+        (index, values): (&'a KeyIndex<'a>, &'a ValueIndex<'a>),
+        kept: &'a KeptRows<'a>,
+        query_rows: &'a QueryRows<'a>,
+    ) -> Result<Self, Error> {
+        let job = Self::judged(queries, kept.some(), Some(index), query_rows)?;
+        Ok(AttentionJob { from_codes: Some((values, kept)), ..job })
+    }
+
+    /// Judges queries and their scale.
+    fn judged(
+        queries: &'a Vectors<'a>,
+        (keys, values): (&'a Vectors<'a>, &'a Vectors<'a>),
+        index: Option<&'a KeyIndex>,
+        query_rows: &'a QueryRows<'a>,
+    ) -> Result<Self, Error> {
+        let scale = query_rows.options.scale.unwrap_or_else(|| nearest_rsqrt(keys.dim()));
+        if !scale.is_finite() {
+            return Err(Error::Scale { value: scale });
+        }
+        if queries.dim() != keys.dim() {
+            return Err(queries.misfit(format!(
+                "keys have {} entries; queries and keys need as many as each other",
+                keys.dim()
+            )));
+        }
+        let (norms, blocks_fit) = (Reused::new(), Reused::new());
+        let (from_codes, simd) = (None, Simd::current()?);
         Ok(AttentionJob {
             queries,
             keys,
             values,
             index,
+            from_codes,
             query_rows,
             scale,
             simd,

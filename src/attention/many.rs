@@ -10,6 +10,9 @@ const CODED: usize = 32;
 
 impl AttentionJob<'_> {
     pub(super) fn unit(&self, unit: &Unit, budget: RowBudget<'_>) -> Result<Reused<Answer>, Error> {
+        if let Some(there) = self.from_codes {
+            return self.attend_from_codes(unit, there, budget);
+        }
         // One by one, so that an option that is added does not compile before all ways of answering rows have decided what
         // they do about it.
         let &AttentionOptions {

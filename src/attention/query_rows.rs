@@ -22,16 +22,15 @@ pub(super) struct QueryRows<'a> {
 }
 
 impl<'a> QueryRows<'a> {
-    /// Checks the axes of queries against those of keys or values, and the masks.
+    /// Checks the axes of queries against the batch axes of keys or values, of which each head has so many, and the masks.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Length`], [`Error::RowLength`].
     pub(super) fn new(
         queries: &'a Vectors<'_>,
-        keys: &Vectors<'_>,
+        (need, keys): (&[usize], usize),
         options: &AttentionOptions<'a>,
     ) -> Result<Self, Error> {
-        let need = keys.batch();
         let Some(matrices) = queries.heads_for_each(need) else {
             return Err(queries.misfit(format!(
                 "the axes before the last two must be those of the keys, {need:?}, of which the last may be a multiple"
@@ -39,7 +38,7 @@ impl<'a> QueryRows<'a> {
         };
         let shape = &queries.shape()[..queries.shape().len() - 1];
         let (rows, of_head) = (queries.heads() * queries.len(), matrices * queries.len());
-        let (keys, options) = (keys.len(), options.clone());
+        let options = options.clone();
         let AttentionOptions { causal, lengths, mask, .. } = options;
         let visible = Visible::new(shape, keys, causal, lengths, mask)?;
         let sinks = options.sinks.map(|sinks| judged(sinks, shape)).transpose()?;

@@ -31,6 +31,8 @@ struct Chunk {
     scales: Vec<bf16>,
     /// An upper bound of the norm of what each code loses.
     radii: Vec<bf16>,
+    /// The low plane of keys that have one.
+    low: Vec<u8>,
     /// Positions of keys without a code, in ascending order: they must be scored.
     uncoded: Vec<u32>,
 }
@@ -48,6 +50,7 @@ pub(super) struct Part<'a> {
     pub(super) lines: &'a [u8],
     pub(super) scales: &'a [bf16],
     pub(super) radii: &'a [bf16],
+    pub(super) low: &'a [u8],
     pub(super) uncoded: &'a [u32],
 }
 
@@ -63,8 +66,7 @@ struct Piece<'a> {
 #[derive(Debug, Clone)]
 pub(super) struct Chunks<'a> {
     content: Content,
-    /// Bytes of a group's codes.
-    block: usize,
+    size: Sizes,
     pieces: Vec<Piece<'a>>,
     /// Keys without a code.
     bare: usize,
@@ -78,67 +80,100 @@ pub(crate) struct Room {
     more: Vec<(Chunk, usize)>,
 }
 
+/// A copy of a group.
+pub(super) struct LastGroup(Chunk);
+
 /// Destination of codes.
 pub(super) struct Out<'a> {
     pub(super) lines: &'a mut [u8],
     pub(super) scales: &'a mut [bf16],
     pub(super) radii: &'a mut [bf16],
+    pub(super) low: &'a mut [u8],
+}
+
+/// Bytes of a group's codes, and of its low plane.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Sizes {
+    block: usize,
+    low: usize,
 }
 
 impl Chunk {
-    fn with_room(block: usize, groups: usize) -> Result<Self, Error> {
+    fn with_room(size: Sizes, groups: usize) -> Result<Self, Error> {
         let mut chunk = Chunk::default();
-        chunk.make_room(block, groups)?;
+        chunk.make_room(size, groups)?;
         Ok(chunk)
     }
 
-    fn make_room(&mut self, block: usize, more: usize) -> Result<(), Error> {
-        room("keys", &mut self.lines, more.saturating_mul(block))?;
+    fn make_room(&mut self, size: Sizes, more: usize) -> Result<(), Error> {
+        room("keys", &mut self.lines, more.saturating_mul(size.block))?;
+        room("keys", &mut self.low, more.saturating_mul(size.low))?;
         ask_for_huge_pages(&mut self.lines);
         room("keys", &mut self.scales, more.saturating_mul(LANES))?;
         room("keys", &mut self.radii, more.saturating_mul(LANES))
     }
 
     /// A copy of the first groups with room for more.
-    fn copied(part: Part<'_>, block: usize, more: usize) -> Result<Self, Error> {
+    fn copied(part: Part<'_>, size: Sizes, more: usize) -> Result<Self, Error> {
         let groups = part.scales.len() / LANES;
-        let mut chunk = Chunk::with_room(block, groups.saturating_add(more))?;
-        chunk.lines.extend_from_slice(part.lines);
-        chunk.scales.extend_from_slice(part.scales);
-        chunk.radii.extend_from_slice(part.radii);
+        let mut chunk = Chunk::with_room(size, groups.saturating_add(more))?;
         chunk.uncoded = list("keys", part.uncoded.len())?;
-        chunk.uncoded.extend_from_slice(part.uncoded);
+        chunk.extend(part);
         Ok(chunk)
     }
 
-    fn resize(&mut self, block: usize, groups: usize) {
-        self.lines.resize(groups * block, BIAS);
+    /// Appends what there is room for.
+    fn extend(&mut self, part: Part<'_>) {
+        self.lines.extend_from_slice(part.lines);
+        self.scales.extend_from_slice(part.scales);
+        self.radii.extend_from_slice(part.radii);
+        self.low.extend_from_slice(part.low);
+        self.uncoded.extend_from_slice(part.uncoded);
+    }
+
+    fn resize(&mut self, size: Sizes, groups: usize) {
+        self.lines.resize(groups * size.block, BIAS);
         self.scales.resize(groups * LANES, bf16::ZERO);
         self.radii.resize(groups * LANES, bf16::ZERO);
+        self.low.resize(groups * size.low, 0);
+    }
+}
+
+impl Out<'_> {
+    /// Returns the first groups, as many as there are, and those behind them.
+    fn split(self, size: Sizes, groups: usize) -> (Self, Self) {
+        let groups = groups.min(self.scales.len() / LANES);
+        let (lines, more_lines) = self.lines.split_at_mut(groups * size.block);
+        let (scales, more_scales) = self.scales.split_at_mut(groups * LANES);
+        let (radii, more_radii) = self.radii.split_at_mut(groups * LANES);
+        let (low, more_low) = self.low.split_at_mut(groups * size.low);
+        let rest = Out { lines: more_lines, scales: more_scales, radii: more_radii, low: more_low };
+        (Out { lines, scales, radii, low }, rest)
     }
 }
 
 impl Piece<'_> {
     /// Returns the used part.
-    fn part(&self, block: usize) -> Part<'_> {
+    fn part(&self, size: Sizes) -> Part<'_> {
         let part = match &self.stored {
             Stored::Lent(part) => *part,
             Stored::Own(chunk) => Part {
                 lines: &chunk.lines,
                 scales: &chunk.scales,
                 radii: &chunk.radii,
+                low: &chunk.low,
                 uncoded: &chunk.uncoded,
             },
         };
-        part.first(block, self.from, self.groups)
+        part.first(size, self.from, self.groups)
     }
 
     /// The chunk, if it is ours alone, all of it that does not count cut off.
-    fn chunk(&mut self, block: usize) -> Option<&mut Chunk> {
+    fn chunk(&mut self, size: Sizes) -> Option<&mut Chunk> {
         let Stored::Own(chunk) = &mut self.stored else { return None };
         let chunk = Arc::get_mut(chunk)?;
         let end = (self.from + self.groups) * LANES;
-        chunk.resize(block, self.groups);
+        chunk.resize(size, self.groups);
         chunk.uncoded.truncate(chunk.uncoded.partition_point(|&key| (key as usize) < end));
         Some(chunk)
     }
@@ -146,54 +181,57 @@ impl Piece<'_> {
 
 impl Part<'_> {
     /// The first groups, of which the first is one of all.
-    fn first(self, block: usize, from: usize, groups: usize) -> Self {
+    fn first(self, size: Sizes, from: usize, groups: usize) -> Self {
         let end = (from + groups) * LANES;
         Part {
-            lines: &self.lines[..groups * block],
+            lines: &self.lines[..groups * size.block],
             scales: &self.scales[..groups * LANES],
             radii: &self.radii[..groups * LANES],
+            low: &self.low[..groups * size.low],
             uncoded: &self.uncoded[..self.uncoded.partition_point(|&key| (key as usize) < end)],
         }
     }
 
     /// The last groups, of which the last ends at a group of all.
-    fn last(self, block: usize, end: usize, groups: usize) -> Self {
+    fn last(self, size: Sizes, end: usize, groups: usize) -> Self {
         let (begins, first) = (self.scales.len() - groups * LANES, (end - groups) * LANES);
         Part {
-            lines: &self.lines[self.lines.len() - groups * block..],
+            lines: &self.lines[self.lines.len() - groups * size.block..],
             scales: &self.scales[begins..],
             radii: &self.radii[begins..],
+            low: &self.low[self.low.len() - groups * size.low..],
             uncoded: &self.uncoded[self.uncoded.partition_point(|&key| (key as usize) < first)..],
         }
     }
+}
+
+/// Returns the entries of all keys' lists, in order.
+fn entries<'c, T>(
+    chunks: &'c Chunks<'_>,
+    list: fn(Part<'c>) -> &'c [T],
+) -> impl Iterator<Item = &'c T> {
+    chunks.parts().flat_map(list)
 }
 
 impl PartialEq for Chunks<'_> {
     /// Whatever chunks they are in.
     fn eq(&self, other: &Self) -> bool {
         let alike =
-            (self.block, self.groups(), self.bare) == (other.block, other.groups(), other.bare);
+            (self.size, self.groups(), self.bare) == (other.size, other.groups(), other.bare);
         alike
             && self.uncoded().eq(other.uncoded())
-            && self
-                .parts()
-                .flat_map(|part| part.lines)
-                .eq(other.parts().flat_map(|part| part.lines))
-            && self
-                .parts()
-                .flat_map(|part| part.scales)
-                .eq(other.parts().flat_map(|part| part.scales))
-            && self
-                .parts()
-                .flat_map(|part| part.radii)
-                .eq(other.parts().flat_map(|part| part.radii))
+            && entries(self, |part| part.lines).eq(entries(other, |part| part.lines))
+            && entries(self, |part| part.scales).eq(entries(other, |part| part.scales))
+            && entries(self, |part| part.radii).eq(entries(other, |part| part.radii))
+            && entries(self, |part| part.low).eq(entries(other, |part| part.low))
     }
 }
 
 impl<'a> Chunks<'a> {
     /// Of no keys or values of that many entries.
     pub(super) fn new(content: Content, dim: usize) -> Self {
-        Chunks { content, block: content.block(dim), pieces: Vec::new(), bare: 0 }
+        let size = Sizes { block: content.block(dim), low: content.low_row(dim) * LANES };
+        Chunks { content, size, pieces: Vec::new(), bare: 0 }
     }
 
     /// Lent ones.
@@ -207,12 +245,12 @@ impl<'a> Chunks<'a> {
     /// From lists of their own.
     pub(super) fn owned(
         (content, dim): (Content, usize),
-        lines: Vec<u8>,
+        [lines, low]: [Vec<u8>; 2],
         [scales, radii]: [Vec<bf16>; 2],
         uncoded: Vec<u32>,
     ) -> Self {
         let (groups, bare) = (scales.len() / LANES, uncoded.len());
-        let chunk = Chunk { lines, scales, radii, uncoded };
+        let chunk = Chunk { lines, scales, radii, low, uncoded };
         let piece = Piece { stored: Stored::Own(Arc::new(chunk)), from: 0, groups };
         Chunks { pieces: vec![piece], bare, ..Chunks::new(content, dim) }
     }
@@ -227,7 +265,7 @@ impl<'a> Chunks<'a> {
 
     /// Stretches of groups, in order.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
-        self.pieces.iter().map(|piece| piece.part(self.block))
+        self.pieces.iter().map(|piece| piece.part(self.size))
     }
 
     /// Positions of keys without a code, ascending.
@@ -242,15 +280,17 @@ impl<'a> Chunks<'a> {
 
     /// Bytes of what counts.
     pub(super) fn bytes(&self) -> usize {
-        self.groups() * (self.block + 4 * LANES) + 4 * self.bare
+        self.groups() * (self.size.block + self.size.low + 4 * LANES) + 4 * self.bare
     }
 
     /// A copy of the group that ends at the last, nothing if there is none.
-    pub(super) fn last_group(&self) -> (Vec<u8>, Vec<bf16>, Vec<bf16>) {
+    pub(super) fn last_group(&self) -> Option<LastGroup> {
         let last = self.pieces.last().filter(|piece| piece.groups > 0);
-        last.map_or_else(Default::default, |piece| {
-            let part = piece.part(self.block).last(self.block, piece.from + piece.groups, 1);
-            (part.lines.to_vec(), part.scales.to_vec(), part.radii.to_vec())
+        last.map(|piece| {
+            let part = piece.part(self.size).last(self.size, piece.from + piece.groups, 1);
+            let mut group = Chunk::default();
+            group.extend(part);
+            LastGroup(group)
         })
     }
 
@@ -260,19 +300,19 @@ impl<'a> Chunks<'a> {
     /// [`Error::NoMemory`]; what is stored is as it was.
     pub(super) fn make_room(&mut self, begun: bool, more: usize) -> Result<Room, Error> {
         self.tidy();
-        let (block, end) = (self.block, self.groups());
+        let (size, end) = (self.size, self.groups());
         // Whole tasks of encoding.
-        let full = (FULL / block.max(1) * LANES).next_multiple_of(TASK) / LANES;
+        let full = (FULL / size.block.max(1) * LANES).next_multiple_of(TASK) / LANES;
         let last = match self.pieces.last_mut() {
             Some(piece)
                 if piece.groups * LANES < OPEN && matches!(piece.stored, Stored::Own(_)) =>
             {
                 let fill = if piece.groups + more <= full { more } else { 0 };
                 let written = begun || fill > 0;
-                if let Some(chunk) = piece.chunk(block) {
-                    chunk.make_room(block, fill)?;
+                if let Some(chunk) = piece.chunk(size) {
+                    chunk.make_room(size, fill)?;
                 } else if written {
-                    let chunk = Chunk::copied(piece.part(block), block, fill)?;
+                    let chunk = Chunk::copied(piece.part(size), size, fill)?;
                     piece.stored = Stored::Own(Arc::new(chunk));
                 }
                 fill
@@ -280,8 +320,8 @@ impl<'a> Chunks<'a> {
             Some(piece) if begun => {
                 // What is full, or shared, or lent loses the group that was begun to a chunk of ours.
                 let fill = if more < full { more } else { 0 };
-                let part = piece.part(block).last(block, end, 1);
-                let chunk = Chunk::copied(part, block, fill)?;
+                let part = piece.part(size).last(size, end, 1);
+                let chunk = Chunk::copied(part, size, fill)?;
                 piece.groups -= 1;
                 let stored = Stored::Own(Arc::new(chunk));
                 self.pieces.push(Piece { stored, from: end - 1, groups: 1 });
@@ -294,7 +334,7 @@ impl<'a> Chunks<'a> {
         let mut chunks = list("keys", rest.div_ceil(full))?;
         while rest > 0 {
             let groups = rest.min(full);
-            chunks.push((Chunk::with_room(block, groups)?, groups));
+            chunks.push((Chunk::with_room(size, groups)?, groups));
             rest -= groups;
         }
         Ok(Room { last, more: chunks })
@@ -302,38 +342,40 @@ impl<'a> Chunks<'a> {
 
     /// Adds the groups that there is room for, and lends them and the one that was begun, to be written task by task.
     pub(super) fn grow(&mut self, room: Room, begun: bool) -> (Option<Out<'_>>, Vec<Out<'_>>) {
-        let (block, end, size) = (self.block, self.groups(), TASK / LANES);
+        let (size, end, task) = (self.size, self.groups(), TASK / LANES);
         let first = self.pieces.len();
         if let Some(piece) = self.pieces.last_mut().filter(|_| room.last > 0) {
             let groups = piece.groups + room.last;
-            if let Some(chunk) = piece.chunk(block) {
-                chunk.resize(block, groups);
+            if let Some(chunk) = piece.chunk(size) {
+                chunk.resize(size, groups);
                 piece.groups = groups;
             }
         }
         let mut from = end + room.last;
         for (mut chunk, groups) in room.more {
-            chunk.resize(block, groups);
+            chunk.resize(size, groups);
             self.pieces.push(Piece { stored: Stored::Own(Arc::new(chunk)), from, groups });
             from += groups;
         }
         let (mut old, mut new) = (None, Vec::new());
         for piece in self.pieces.iter_mut().skip(first.saturating_sub(1)) {
             let known = end.saturating_sub(piece.from).min(piece.groups);
-            let Some(chunk) = piece.chunk(block) else { continue };
+            let Some(chunk) = piece.chunk(size) else { continue };
             let before = known - usize::from(begun && known > 0);
-            let (lines, scales) =
-                (&mut chunk.lines[before * block..], &mut chunk.scales[before * LANES..]);
-            let radii = &mut chunk.radii[before * LANES..];
-            let (old_lines, lines) = lines.split_at_mut((known - before) * block);
-            let (old_scales, scales) = scales.split_at_mut((known - before) * LANES);
-            let (old_radii, radii) = radii.split_at_mut((known - before) * LANES);
-            if known > before {
-                old = Some(Out { lines: old_lines, scales: old_scales, radii: old_radii });
+            let mut rest = Out {
+                lines: &mut chunk.lines[before * size.block..],
+                scales: &mut chunk.scales[before * LANES..],
+                radii: &mut chunk.radii[before * LANES..],
+                low: &mut chunk.low[before * size.low..],
+            };
+            let first;
+            (first, rest) = rest.split(size, known - before);
+            old = (known > before).then_some(first).or(old);
+            while !rest.scales.is_empty() {
+                let one;
+                (one, rest) = rest.split(size, task);
+                new.push(one);
             }
-            let tasks = lines.chunks_mut(size * block).zip(scales.chunks_mut(size * LANES));
-            let tasks = tasks.zip(radii.chunks_mut(size * LANES));
-            new.extend(tasks.map(|((lines, scales), radii)| Out { lines, scales, radii }));
         }
         (old, new)
     }
@@ -357,17 +399,19 @@ impl<'a> Chunks<'a> {
     }
 
     /// Keeps the first groups, of which the last is to be as it was.
-    pub(super) fn restore(&mut self, groups: usize, last: &(Vec<u8>, Vec<bf16>, Vec<bf16>)) {
+    pub(super) fn restore(&mut self, groups: usize, last: Option<&LastGroup>) {
         self.truncate(groups);
-        let block = self.block;
+        let size = self.size;
         if let Some(piece) = self.pieces.last_mut()
-            && let Some(chunk) = piece.chunk(block)
-            && !last.1.is_empty()
+            && let Some(LastGroup(last)) = last
+            && let Some(chunk) = piece.chunk(size)
         {
-            let (lines, scales) = (chunk.lines.len() - last.0.len(), chunk.scales.len() - LANES);
-            chunk.lines[lines..].copy_from_slice(&last.0);
-            chunk.scales[scales..].copy_from_slice(&last.1);
-            chunk.radii[scales..].copy_from_slice(&last.2);
+            let at = chunk.scales.len() - LANES;
+            let (lines, low) = (chunk.lines.len() - size.block, chunk.low.len() - size.low);
+            chunk.lines[lines..].copy_from_slice(&last.lines);
+            chunk.scales[at..].copy_from_slice(&last.scales);
+            chunk.radii[at..].copy_from_slice(&last.radii);
+            chunk.low[low..].copy_from_slice(&last.low);
         }
     }
 
@@ -383,13 +427,14 @@ impl<'a> Chunks<'a> {
 
     /// Gives back memory that does not count and is ours alone by now.
     fn tidy(&mut self) {
-        let block = self.block;
+        let size = self.size;
         for piece in &mut self.pieces {
             let Stored::Own(chunk) = &piece.stored else { continue };
             if chunk.scales.len() > piece.groups * LANES + OPEN
-                && let Some(chunk) = piece.chunk(block)
+                && let Some(chunk) = piece.chunk(size)
             {
                 chunk.lines.shrink_to_fit();
+                chunk.low.shrink_to_fit();
                 chunk.scales.shrink_to_fit();
                 chunk.radii.shrink_to_fit();
             }

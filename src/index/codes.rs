@@ -1,6 +1,7 @@
 //! The keys of one head as bytes, and what is known of what the bytes leave out.
 
 mod append;
+mod low;
 pub(crate) mod saved;
 mod shrink;
 
@@ -37,6 +38,8 @@ pub(crate) struct Codes<'a> {
     gram: Gram<'a>,
     /// More sums, of values.
     spread: Option<Spread<'a>>,
+    /// Sums of what codes and low plane together lose, of keys with one.
+    low: Option<Gram<'a>>,
     /// The largest loss that still gets a code.
     spared: f64,
     /// Lower bound on the part of the Gram form of removed keys.
@@ -49,23 +52,24 @@ pub(crate) struct Codes<'a> {
 impl PartialEq for Codes<'_> {
     /// Ignores `stale`, which is only a bound.
     fn eq(&self, other: &Self) -> bool {
-        let Codes { dim, n, frame, chunks, gram, spread, spared, stale: _, largest, fingerprint } =
-            self;
+        let Codes { dim, n, frame, chunks, gram, spread, low, .. } = self;
+        let Codes { spared, stale: _, largest, fingerprint, .. } = self;
         (dim, n, spared, largest) == (&other.dim, &other.n, &other.spared, &other.largest)
             && (frame, gram, fingerprint) == (&other.frame, &other.gram, &other.fingerprint)
-            && (spread, chunks) == (&other.spread, &other.chunks)
+            && (spread, low, chunks) == (&other.spread, &other.low, &other.chunks)
     }
 }
 
 impl Codes<'_> {
     /// Codes of no keys, in a frame chosen by looking at some.
     pub(crate) fn new<E: Coded>(
+        content: Content,
         dim: usize,
         keys: Keys<'_, E>,
         n: usize,
         rotate: Option<bool>,
     ) -> Self {
-        let mut codes = Codes::plain(Content::Keys, dim, keys, n);
+        let mut codes = Codes::plain(content, dim, keys, n);
         let (count, frame) = (n.min(SAMPLE), &mut codes.frame);
         // What a median needs is less than what a mean does.
         let row = |i: usize| keys.row(i * n / count).iter().map(|&entry| entry.widen().into());
@@ -131,6 +135,7 @@ impl Codes<'_> {
             chunks: Chunks::new(content, dim),
             gram,
             spread,
+            low: (content.low_bits() > 0).then(|| Gram::new(width)),
             spared: f64::INFINITY,
             stale: 0.0,
             largest: 0.0,
@@ -229,8 +234,9 @@ impl Codes<'_> {
         &self.frame
     }
 
-    pub(super) fn gram(&self) -> &Gram<'_> {
-        &self.gram
+    /// Returns the sums of what codes lose, and of what both planes together lose.
+    pub(super) fn grams(&self) -> (&Gram<'_>, Option<&Gram<'_>>) {
+        (&self.gram, self.low.as_ref())
     }
 
     /// The codes of a group of keys, and their scales.
@@ -287,7 +293,7 @@ mod tests {
     fn share(data: &[f32], dim: usize, query: &[f64], scale: f64, rotate: bool) -> f64 {
         let (simd, n) = (Simd::current().unwrap(), data.len() / dim);
         let keys = Keys::new(data, dim, dim);
-        let mut codes = Codes::new(dim, keys, n, Some(rotate));
+        let mut codes = Codes::new(Content::Keys, dim, keys, n, Some(rotate));
         let room = codes.make_room(n, 1).unwrap();
         codes.append(simd, keys, (n, room), 1).unwrap();
         let prepared = codes.prepare(simd, query, scale);
@@ -383,7 +389,7 @@ mod tests {
         for dim in [1, 2, 8, 32] {
             let data = exactly_coded(20, dim, 7);
             let keys = Keys::new(&data[..], dim, dim);
-            let mut codes = Codes::new(dim, keys, 40, Some(false));
+            let mut codes = Codes::new(Content::Keys, dim, keys, 40, Some(false));
             let room = codes.make_room(40, 1).unwrap();
             codes.append(simd, keys, (40, room), 1).unwrap();
             // Its numbers are what they are, so that the factor is the scale.

@@ -3,6 +3,8 @@
 //! A line of keys holds four entries of each of sixteen keys, a key's four behind each other. A line of values holds sixteen entries
 //! of four values, an entry's four behind each other, so that a weighted sum of values is the same integer product as a score.
 //! In four bits, the high half of a byte, lines of the first eight values are the low halves of those of the other eight.
+//!
+//! Keys may have a low plane beside: four or eight more bits of each entry, a row a key, as few of them are read.
 
 use crate::kernels::{BIAS, LANES, LINE, STEP};
 
@@ -10,6 +12,9 @@ use crate::kernels::{BIAS, LANES, LINE, STEP};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
     Keys,
+    /// Keys with a low plane: in twelve bits an entry together, and in sixteen.
+    Keys12,
+    Keys16,
     Values,
     /// Values in four bits an entry.
     HalfValues,
@@ -22,14 +27,28 @@ impl Content {
     /// Returns the name of what is held.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Content::Keys => "keys",
+            Content::Keys | Content::Keys12 | Content::Keys16 => "keys",
             Content::Values | Content::HalfValues => "values",
         }
     }
 
     /// Returns `true` for values.
     pub(super) fn of_values(self) -> bool {
-        self != Content::Keys
+        matches!(self, Content::Values | Content::HalfValues)
+    }
+
+    /// Returns the bits of an entry in the low plane.
+    pub(super) fn low_bits(self) -> usize {
+        match self {
+            Content::Keys12 => 4,
+            Content::Keys16 => 8,
+            Content::Keys | Content::Values | Content::HalfValues => 0,
+        }
+    }
+
+    /// Returns the bytes of a key of that many entries in the low plane.
+    pub(super) fn low_row(self, dim: usize) -> usize {
+        dim.next_multiple_of(LANES) * self.low_bits() / 8
     }
 
     /// Returns what all codes are multiples of.
@@ -39,16 +58,13 @@ impl Content {
 
     /// Returns the number of Gram matrices of a head.
     pub(super) fn matrices(self) -> usize {
-        match self {
-            Content::Keys => 1,
-            Content::Values | Content::HalfValues => 2,
-        }
+        if self == Content::Keys { 1 } else { 2 }
     }
 
     /// Returns the bytes of a group of vectors of that many entries.
     pub(super) fn block(self, dim: usize) -> usize {
         match self {
-            Content::Keys => dim.div_ceil(STEP) * LINE,
+            Content::Keys | Content::Keys12 | Content::Keys16 => dim.div_ceil(STEP) * LINE,
             Content::Values => dim.next_multiple_of(LANES) * LANES,
             Content::HalfValues => dim.next_multiple_of(LANES) * HALF,
         }
@@ -58,7 +74,7 @@ impl Content {
     pub(super) fn put(self, bytes: &[u8], (block, lane): (&mut [u8], usize)) {
         let fours = block.as_chunks_mut::<STEP>().0;
         match self {
-            Content::Keys => {
+            Content::Keys | Content::Keys12 | Content::Keys16 => {
                 let bytes = bytes.as_chunks::<STEP>().0;
                 fours
                     .chunks_exact_mut(LANES)
@@ -82,7 +98,7 @@ impl Content {
     pub(super) fn carry(self, (from, lane): (&[u8], usize), (to, place): (&mut [u8], usize)) {
         let (from, to) = (from.as_chunks::<STEP>().0, to.as_chunks_mut::<STEP>().0);
         match self {
-            Content::Keys => {
+            Content::Keys | Content::Keys12 | Content::Keys16 => {
                 let lines = to.chunks_exact_mut(LANES).zip(from.chunks_exact(LANES));
                 lines.for_each(|(to, from)| to[place] = from[lane]);
             }
@@ -109,7 +125,7 @@ impl Content {
         let width = block.len() / if self == Content::HalfValues { HALF } else { LANES };
         for (at, byte) in block.iter_mut().enumerate() {
             let lane = match self {
-                Content::Keys => at % LINE / STEP,
+                Content::Keys | Content::Keys12 | Content::Keys16 => at % LINE / STEP,
                 Content::Values | Content::HalfValues => at / (STEP * width) * STEP + at % STEP,
             };
             if lane >= from {

@@ -184,6 +184,9 @@ impl<'a> KeyIndex<'a> {
                 Kind::Numbers => saved.numbers = fixed(bytes),
                 Kind::Spread => saved.spread = cast(bytes)?,
                 Kind::SpreadNumbers => saved.spread_numbers = fixed(bytes),
+                Kind::Low => saved.low = bytes.into(),
+                Kind::LowGram => saved.low_gram = cast(bytes)?,
+                Kind::LowNumbers => saved.low_numbers = fixed(bytes),
                 Kind::Bare => saved.uncoded = cast(bytes)?,
                 Kind::Mean => saved.mean = cast(bytes)?,
                 Kind::Radii => saved.radii = cast(bytes)?,
@@ -249,6 +252,12 @@ impl KeyIndex<'static> {
                     saved.spread_numbers =
                         fixed(bytemuck::cast_slice(&entries::<f64>(reader, count, &mut hash)?));
                 }
+                Kind::Low => saved.low = entries(reader, count, &mut hash)?.into(),
+                Kind::LowGram => saved.low_gram = entries(reader, count, &mut hash)?.into(),
+                Kind::LowNumbers => {
+                    saved.low_numbers =
+                        fixed(bytemuck::cast_slice(&entries::<f64>(reader, count, &mut hash)?));
+                }
                 Kind::Bare => saved.uncoded = entries(reader, count, &mut hash)?.into(),
                 Kind::Mean => saved.mean = entries(reader, count, &mut hash)?.into(),
                 Kind::Radii => saved.radii = entries(reader, count, &mut hash)?.into(),
@@ -272,6 +281,9 @@ impl Codes<'_> {
             Kind::Numbers => take(bytemuck::cast_slice(&saved.numbers)),
             Kind::Spread => take(bytemuck::cast_slice(&saved.spread)),
             Kind::SpreadNumbers => take(bytemuck::cast_slice(&saved.spread_numbers)),
+            Kind::Low => self.parts().try_for_each(|part| take(part.low)),
+            Kind::LowGram => take(bytemuck::cast_slice(&saved.low_gram)),
+            Kind::LowNumbers => take(bytemuck::cast_slice(&saved.low_numbers)),
             Kind::Mean => take(bytemuck::cast_slice(&saved.mean)),
             Kind::Bare => {
                 self.parts().try_for_each(|part| take(bytemuck::cast_slice(part.uncoded)))

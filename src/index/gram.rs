@@ -190,11 +190,26 @@ impl Gram<'_> {
         (factor, slip): (f64, f64),
         moves: usize,
     ) -> CodeError {
+        self.fine_error(self, simd, query, (unresolved, (factor, slip)), moves)
+    }
+
+    /// The same of scores to which those by a low plane are added, these being sums of what both planes together lose, beside those
+    /// of the codes. Such scores round twice more: what the low code leaves, and its score.
+    pub(super) fn fine_error(
+        &self,
+        codes: &Gram<'_>,
+        simd: Simd,
+        query: &[f64],
+        (unresolved, (factor, slip)): (f64, (f64, f64)),
+        moves: usize,
+    ) -> CodeError {
         // Sums over the entries of a vector.
         let short = 1.0 + GRAM_ROUNDING + self.width as f64 * f64::EPSILON;
         let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
         let form = form(simd, (&self.sums, self.additions), (query, norm));
-        CodeError::new((form, norm), self.bounds(), unresolved, (factor, slip), moves)
+        let coded = codes.norm + codes.largest;
+        let bounds = (self.lost, self.largest, coded);
+        CodeError::new((form, norm), bounds, unresolved, (factor, slip), moves)
     }
 }
 
@@ -256,8 +271,8 @@ impl CodeError {
         slope: f64::INFINITY,
     };
 
-    /// Given an upper bound of the form of a query and its norm, and what a Gram form has beside its sums; the rest as in
-    /// [`Gram::code_error`].
+    /// Given an upper bound of the form of a query and its norm, what the sums leave out, the largest loss, and the largest norm of
+    /// a code; the rest as in [`Gram::code_error`].
     pub(super) fn new(
         (form, norm): (f64, f64),
         (lost, largest, coded): (f64, f64, f64),
@@ -267,7 +282,6 @@ impl CodeError {
     ) -> Self {
         let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
         let total = factor * (form.sqrt() + norm * lost.sqrt()) * (1.0 + GRAM_ROUNDING);
-        let coded = coded + largest;
         // Conversion, scale and factor; moving; the residual's own rounding.
         let roundings = 3.01 + 1.01 * moves as f64 + 1.01;
         let rho = factor * ((norm + unresolved) * coded * roundings * U + unresolved * coded)

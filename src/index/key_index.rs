@@ -105,6 +105,38 @@ impl<'a> KeyIndex<'a> {
         Self::build_of(Content::Keys, keys, options)
     }
 
+    /// Builds an index that takes 8, 12 or 16 bits an entry. What is beyond 8 is a low plane, which is read for the few keys of a
+    /// row that are too heavy for one byte: it proves as much as exact keys do, or nearly, at an eighth or a quarter of the bytes
+    /// of f32.
+    ///
+    /// ```
+    /// use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// let index = KeyIndex::with_bits(&Vectors::new("keys", &data, &[50, 4])?, 12, &IndexOptions::new())?;
+    /// assert_eq!(index.bits(), 12);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`KeyIndex::build`]; [`Error::Option`] for other bits.
+    pub fn with_bits(keys: &Vectors<'_>, bits: u32, options: &IndexOptions) -> Result<Self, Error> {
+        let content = match bits {
+            8 => Content::Keys,
+            12 => Content::Keys12,
+            16 => Content::Keys16,
+            _ => {
+                let (value, problem) = (bits.to_string(), "codes of keys take 8, 12 or 16");
+                return Err(Error::Option { argument: "key_bits", value, problem });
+            }
+        };
+        Self::build_of(content, keys, options)
+    }
+
+    /// Returns the bits of an entry's code: 8, or 12 or 16 with a low plane.
+    pub fn bits(&self) -> u32 {
+        8 + self.content.low_bits() as u32
+    }
+
     /// Builds an index of keys or of values.
     pub(super) fn build_of(
         content: Content,
@@ -130,8 +162,8 @@ impl<'a> KeyIndex<'a> {
         let rotate = options.rotate;
         let (heads, stored) = for_coded_dtype!(keys, E => {
             let head = |head| match content {
-                Content::Keys => Codes::new(dim, matrix::<E>(keys, head), n, rotate),
-                content => Codes::plain(content, dim, matrix::<E>(keys, head), n),
+                content if content.of_values() => Codes::plain(content, dim, matrix::<E>(keys, head), n),
+                content => Codes::new(content, dim, matrix::<E>(keys, head), n, rotate),
             };
             Ok((threads::map(pool, 0..keys.heads(), 1, head)?, E::NAME))
         })?;
@@ -399,6 +431,23 @@ impl<'a> KeyIndex<'a> {
         };
         let heads = heads.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
         Ok(KeyIndex { content, batch: batch.to_vec(), n, dim, heads, stored })
+    }
+
+    /// Returns the positions of a head's keys that have no code, ascending: those that codes would lose too much of.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// let mut data = [0.5_f32; 100 * 4];
+    /// data[17 * 4] = 1e30;
+    /// let index = KeyIndex::build(&Vectors::new("keys", &data, &[100, 4])?, &IndexOptions::new())?;
+    /// assert!(index.uncoded(0).eq([17]));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If there is no such head.
+    pub fn uncoded(&self, head: usize) -> impl Iterator<Item = u32> {
+        self.heads[head].uncoded()
     }
 
     /// Returns the storage type of the keys: float32, float16 or bfloat16.

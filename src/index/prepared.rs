@@ -29,6 +29,8 @@ pub(crate) struct Prepared {
     pub(super) correction: i32,
     pub(super) factor: f32,
     pub(crate) code_error: CodeError,
+    /// The same of scores by both planes, where there is a low one.
+    pub(crate) fine_error: Option<CodeError>,
     /// Offset of scores by codes: the scale times the product of the query with the mean, within f64 roundings.
     pub(crate) offset: f64,
 }
@@ -40,7 +42,7 @@ impl Prepared {
         query: &[f64],
         scale: f64,
         frame: &OwnFrame<'_>,
-        gram: &Gram<'_>,
+        (gram, low): (&Gram<'_>, Option<&Gram<'_>>),
     ) -> Self {
         let dim = query.len();
         let (moved, size) = frame.query(query);
@@ -68,7 +70,16 @@ impl Prepared {
         let offset = products.collect::<Compensated>().value();
         let computed = (factor * unit) as f32;
         let slip = (f64::from(computed) - factor * unit).abs() / unit + factor.abs() * 1e-15;
-        let code_error = if top == 0.0 || SQUARED.contains(&top) {
+        let known = top == 0.0 || SQUARED.contains(&top);
+        let how = (unresolved, (factor, slip));
+        let fine_error = low.map(|low| {
+            if known {
+                low.fine_error(gram, simd, &moved, how, frame.moves() + 2)
+            } else {
+                CodeError::NOTHING
+            }
+        });
+        let code_error = if known {
             gram.code_error(simd, &moved, unresolved, (factor, slip), frame.moves())
         } else {
             CodeError::NOTHING
@@ -78,8 +89,14 @@ impl Prepared {
             correction,
             factor: computed,
             code_error,
+            fine_error,
             offset: scale * offset,
         }
+    }
+
+    /// Returns the numbers that codes are multiplied by.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = i16> {
+        self.steps.iter().flat_map(Step::numbers)
     }
 
     pub(crate) fn coarse(&self) -> Coarse<'_> {

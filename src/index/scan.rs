@@ -9,7 +9,7 @@ use crate::runtime::threads;
 impl Codes<'_> {
     /// A query as codes are scored with; `scale` multiplies all products.
     pub(crate) fn prepare(&self, simd: Simd, query: &[f64], scale: f64) -> Prepared {
-        Prepared::new(simd, query, scale, self.frame(), self.gram())
+        Prepared::new(simd, query, scale, self.frame(), self.grams())
     }
 
     /// Scores keys by their codes, whole groups of them, as many as there is room for; those without a code, and what is behind the

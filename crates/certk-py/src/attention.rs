@@ -11,10 +11,10 @@ use super::arrays::{Budgets, Bytes, Stored, contiguous};
 use super::errors::{CertkError, Raise, detached, guarded};
 use super::key_index::{HALF_CHANGED, KeyIndex, Tables, ends, vectors};
 use super::results::{Field, PerRow, result};
-use super::value_index::Values;
+use super::value_index::{ValueIndex, Values};
 use certk_rs::bindings::{copied, default_floats, list, with_threads};
 use certk_rs::{
-    self as core, Attention, AttentionOptions, Budget, Error, Outputs, Precision, Weights,
+    self as core, Attention, AttentionOptions, Budget, Error, KeptRows, Outputs, Precision, Weights,
 };
 
 #[pyclass(frozen, module = "certk_rs._native")]
@@ -292,8 +292,8 @@ pub(super) fn attention<'py>(
     })?;
     let batch = stored[0].shape().split_last().map_or(&[][..], |(_, batch)| batch).to_vec();
     let out = array(py, std::mem::take(&mut found.out)).unbind();
-    let bound = if let Some(bound) = found.within.take() {
-        Bounding::Done(bound.into())
+    let owed = if found.within.is_some() {
+        None
     } else {
         let mut owed = Attention::default();
         owed.tail_mass_upper = copied("out", &found.tail_mass_upper).raise()?;
@@ -302,13 +302,27 @@ pub(super) fn attention<'py>(
         owed.sum_error = std::mem::take(&mut found.sum_error);
         owed.coded_error = std::mem::take(&mut found.coded_error);
         owed.rounding = std::mem::take(&mut found.rounding);
-        Bounding::Owed(Arc::new(Owed {
+        Some(Owed {
             out: (out.clone_ref(py), stored[0].dtype()).into_pyobject(py)?.into_any().unbind(),
             queries: q.unbind(),
             values: v.unbind(),
             sight: sight.unbind(),
             found: owed,
-        }))
+        })
+    };
+    attended(batch, out, found, owed)
+}
+
+/// Returns a result whose bound is known, or owed.
+fn attended(
+    batch: Vec<usize>,
+    out: Py<PyAny>,
+    found: Attention,
+    owed: Option<Owed>,
+) -> PyResult<Attended> {
+    let bound = match owed {
+        Some(owed) => Bounding::Owed(Arc::new(owed)),
+        None => Bounding::Done(found.within.unwrap_or_default().into()),
     };
     let (lower, upper) = ends(&found.log_mass)?;
     let rung: Vec<u8> = found.rung.into_iter().map(|rung| rung as u8).collect();
@@ -323,4 +337,52 @@ pub(super) fn attention<'py>(
         log_mass_lower: lower.into(),
         log_mass_upper: upper.into(),
     })
+}
+
+/// Rows of all heads, their values, their positions, where those of each head start, and the keys and values at the last
+/// positions.
+#[derive(FromPyObject)]
+struct Kept<'py>(
+    Stored<'py>,
+    Stored<'py>,
+    PyReadonlyArray1<'py, u32>,
+    Vec<usize>,
+    Option<(Stored<'py>, Stored<'py>)>,
+);
+
+/// Attends from codes of keys and values, and kept rows.
+#[pyfunction]
+#[expect(clippy::too_many_arguments)] // queries, codes, rows, and how
+pub(super) fn attention_from_codes<'py>(
+    py: Python<'py>,
+    q: Stored<'py>,
+    index: &KeyIndex,
+    values: &ValueIndex,
+    kept: Bound<'py, PyAny>,
+    eps: Budgets<'py>,
+    scale: Option<Bound<'py, PyAny>>,
+    sight: Bound<'py, PyAny>,
+) -> PyResult<Attended> {
+    let _modes = default_floats();
+    let queries = vectors(&q, "q")?;
+    let Kept(keys, stored, positions, starts, tail) = kept.extract()?;
+    let rows = (vectors(&keys, "kept.keys")?, vectors(&stored, "kept.values")?);
+    let positions = contiguous(&positions, "kept.positions")?;
+    let mut rows = KeptRows::new(&rows.0, &rows.1, positions, &starts).raise()?;
+    if let Some((keys, values)) = &tail {
+        rows = rows.with_tail(&vectors(keys, "kept.tail")?, &vectors(values, "kept.tail")?);
+    }
+    let mut found = sight.extract::<Sight<'_>>()?.with(py, |options| {
+        let options = options
+            .scale(scale.map(|scale| arguments::real("scale", &scale)).transpose()?)
+            .precision(precision(&q));
+        let eps = eps.slice()?;
+        detached(py, || {
+            let (index, values) = (index.read(), values.read());
+            core::attention_from_codes(&queries, &index, &values, &rows, eps, &options)
+        })
+    })?;
+    let batch = q.shape().split_last().map_or(&[][..], |(_, batch)| batch).to_vec();
+    let out = array(py, std::mem::take(&mut found.out)).unbind();
+    attended(batch, out, found, None)
 }

@@ -324,6 +324,7 @@ impl KeyIndex {
     fn build(
         py: Python<'_>,
         keys: Stored<'_>,
+        bits: u32,
         rotate: Option<&Bound<'_, PyAny>>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -331,7 +332,7 @@ impl KeyIndex {
         let rotate = rotate.map(|rotate| arguments::flag("rotate", rotate)).transpose()?;
         let keys = vectors(&keys, "keys")?;
         let options = IndexOptions::new().rotate(rotate).threads(arguments::threads(threads)?);
-        let index = detached(py, || core::KeyIndex::build(&keys, &options))?;
+        let index = detached(py, || core::KeyIndex::with_bits(&keys, bits, &options))?;
         Ok(KeyIndex(RwLock::new(index)))
     }
 
@@ -502,6 +503,20 @@ impl KeyIndex {
         }
         let index = core::KeyIndex::load(&shape, dtype, saved, Trust::Nothing).raise()?;
         Ok(KeyIndex(RwLock::new(index)))
+    }
+
+    /// Returns of each head the positions of keys without a code.
+    fn uncoded<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyArray1<u32>>>> {
+        let heads = self.look(py, |index| {
+            let heads = index.batch_shape().iter().product();
+            (0..heads).map(|head| index.uncoded(head).collect()).collect::<Vec<Vec<u32>>>()
+        })?;
+        Ok(heads.into_iter().map(|head| PyArray1::from_vec(py, head)).collect())
+    }
+
+    #[getter]
+    fn bits(&self, py: Python<'_>) -> PyResult<u32> {
+        self.look(py, core::KeyIndex::bits)
     }
 
     #[getter]

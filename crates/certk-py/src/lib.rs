@@ -35,7 +35,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::attention::{Attended, ValueBall, attention};
+    use super::attention::{Attended, ValueBall, attention, attention_from_codes};
     #[pymodule_export]
     use super::bounds::{
         best_cuts, blockwise, bretagnolle_huber, kl_from_tail_mass, multi_gap, pinsker,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::{Chunk, Chunks, Part, Piece, Stored};
+use super::{Chunk, Chunks, Part, Piece, Sizes, Stored};
 use crate::error::Error;
 use crate::kernels::LANES;
 use crate::runtime::ambient;
@@ -20,37 +20,36 @@ impl Chunks<'_> {
     /// # Errors
     /// [`Error::NoMemory`].
     pub(in crate::index) fn spare_group(&self) -> Result<Spare, Error> {
-        let mut chunk = Chunk::with_room(self.block, 1)?;
+        let mut chunk = Chunk::with_room(self.size, 1)?;
         chunk.uncoded = list("keys", LANES)?;
         Ok(Spare(chunk))
     }
 
     /// Keeps the first keys. Nothing of the others is left in the last group.
     pub(in crate::index) fn cut(&mut self, len: usize, spare: Spare) {
-        let block = self.block;
+        let size = self.size;
         self.truncate(len.div_ceil(LANES));
         let (lanes, end) = (len % LANES, self.groups());
         if lanes == 0 {
             return;
         }
         let Some(piece) = self.pieces.last_mut() else { return };
-        if piece.chunk(block).is_none() {
-            let part = piece.part(block).last(block, end, 1);
+        if piece.chunk(size).is_none() {
+            let part = piece.part(size).last(size, end, 1);
             let Spare(mut chunk) = spare;
-            chunk.lines.extend_from_slice(part.lines);
-            chunk.scales.extend_from_slice(part.scales);
-            chunk.radii.extend_from_slice(part.radii);
-            chunk.uncoded.extend_from_slice(part.uncoded);
+            chunk.extend(part);
             piece.groups -= 1;
             let stored = Stored::Own(Arc::new(chunk));
             self.pieces.push(Piece { stored, from: end - 1, groups: 1 });
             self.pieces.retain(|piece| piece.groups > 0);
         }
-        if let Some(chunk) = self.pieces.last_mut().and_then(|piece| piece.chunk(block)) {
-            let (lines, keys) = (chunk.lines.len() - block, chunk.scales.len() - LANES);
+        if let Some(chunk) = self.pieces.last_mut().and_then(|piece| piece.chunk(size)) {
+            let (lines, keys) = (chunk.lines.len() - size.block, chunk.scales.len() - LANES);
             self.content.clear(&mut chunk.lines[lines..], lanes);
             chunk.scales[keys + lanes..].fill(bf16::ZERO);
             chunk.radii[keys + lanes..].fill(bf16::ZERO);
+            let low = chunk.low.len() - size.low;
+            chunk.low[low + lanes * size.low / LANES..].fill(0);
             chunk.uncoded.truncate(chunk.uncoded.partition_point(|&key| (key as usize) < len));
         }
         self.bare = self.parts().map(|part| part.uncoded.len()).sum();
@@ -79,8 +78,11 @@ impl Chunks<'_> {
             ambient::check()?;
             for (at, (_, from)) in (0..out.scales.len().min(len - to)).zip(&mut stay) {
                 let (group, lane) = (at / LANES, at % LANES);
-                let block = &mut out.lines[group * self.block..][..self.block];
+                let Sizes { block, low } = self.size;
+                let block = &mut out.lines[group * block..][..block];
                 self.content.carry(from.block(), (block, lane));
+                let row = low / LANES;
+                out.low[at * row..][..row].copy_from_slice(&from.part.low[from.at * row..][..row]);
                 out.scales[at] = from.part.scales[from.at];
                 out.radii[at] = from.part.radii[from.at];
                 if from.bare {
@@ -97,7 +99,7 @@ impl Chunks<'_> {
     pub(in crate::index) fn squares(&self, keys: Range<usize>) -> f64 {
         let mut sum = 0.0;
         for piece in &self.pieces {
-            let (from, part) = (piece.from * LANES, piece.part(self.block));
+            let (from, part) = (piece.from * LANES, piece.part(self.size));
             let begin = keys.start.clamp(from, from + part.radii.len()) - from;
             let end = keys.end.clamp(from, from + part.radii.len()) - from;
             for (at, radius) in (begin..).zip(&part.radii[begin.min(end)..end]) {
@@ -112,11 +114,11 @@ impl Chunks<'_> {
     /// Places of all keys from a group on, and of what is behind the last.
     fn places_behind(&self, group: usize) -> impl Iterator<Item = (usize, Place<'_>)> {
         self.pieces.iter().flat_map(move |piece| {
-            let part = piece.part(self.block);
+            let part = piece.part(self.size);
             let skipped = group.saturating_sub(piece.from).min(piece.groups) * LANES;
             (skipped..part.scales.len()).map(move |at| {
                 let key = piece.from * LANES + at;
-                (key, Place { part, block: self.block, at, bare: part.is_bare(key) })
+                (key, Place { part, block: self.size.block, at, bare: part.is_bare(key) })
             })
         })
     }

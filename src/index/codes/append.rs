@@ -7,10 +7,12 @@ use super::super::fingerprint::Fingerprint;
 use super::super::gram::{Gram, radius};
 use super::super::spread::{Spread, add_decoded};
 use super::{Codes, Refused};
-use crate::kernels::{BIAS, Encoded, Keys, LANES, PANEL, Packed, STEP, Simd};
+use crate::kernels::{BIAS, Encoded, Keys, LANES, PANEL, Packed, STEP, Simd, low_step, pack_low};
 use crate::runtime::threads;
 use half::bf16;
 
+/// What low codes leave is at most about half a step of theirs: as a share of the largest that is summed as a whole number.
+const LEFT: f32 = 0.51 / 127.0;
 /// One key in so many may be left without a code.
 const SPARED: usize = 64;
 
@@ -26,6 +28,7 @@ struct Span {
 struct Part<'a> {
     gram: Gram<'a>,
     spread: Option<Gram<'a>>,
+    low: Option<Gram<'a>>,
     uncoded: Vec<u32>,
     largest: f32,
     fingerprint: Fingerprint,
@@ -34,13 +37,14 @@ struct Part<'a> {
 
 impl<'a> Part<'a> {
     fn new(width: usize, content: Content) -> Self {
-        Part::on(Gram::new(width), content.of_values().then(|| Gram::new(width)))
+        let more = |wanted: bool| wanted.then(|| Gram::new(width));
+        Part::on(Gram::new(width), more(content.of_values()), more(content.low_bits() > 0))
     }
 
     /// Returns a part that is added to sums of others.
-    fn on(gram: Gram<'a>, spread: Option<Gram<'a>>) -> Self {
+    fn on(gram: Gram<'a>, spread: Option<Gram<'a>>, low: Option<Gram<'a>>) -> Self {
         let fingerprint = Fingerprint::default();
-        Part { gram, spread, uncoded: Vec::new(), largest: 0.0, fingerprint, bad: None }
+        Part { gram, spread, low, uncoded: Vec::new(), largest: 0.0, fingerprint, bad: None }
     }
 
     /// Takes up what follows.
@@ -48,6 +52,9 @@ impl<'a> Part<'a> {
         self.gram.join(&other.gram);
         if let (Some(spread), Some(other)) = (&mut self.spread, &other.spread) {
             spread.join(other);
+        }
+        if let (Some(low), Some(other)) = (&mut self.low, &other.low) {
+            low.join(other);
         }
         self.uncoded.extend(other.uncoded);
         self.largest = self.largest.max(other.largest);
@@ -88,7 +95,7 @@ impl Codes<'_> {
         let width = self.frame.mean.len();
         let mut part = if few {
             let spread = self.spread.as_mut().map(Spread::take_sums);
-            Part::on(std::mem::replace(&mut self.gram, Gram::new(0)), spread)
+            Part::on(std::mem::replace(&mut self.gram, Gram::new(0)), spread, self.low.take())
         } else {
             Part::new(width, self.content())
         };
@@ -130,16 +137,19 @@ impl Codes<'_> {
             }
         }
         if let Some(refused) = part.bad.map(not_finite).or(stopped.map(Refused::Stopped)) {
-            chunks.restore(groups, &before);
+            chunks.restore(groups, before.as_ref());
             self.chunks = chunks;
             return Err(refused);
         }
         chunks.spare(&part.uncoded);
         self.chunks = chunks;
         if few {
-            self.gram = part.gram;
+            (self.gram, self.low) = (part.gram, part.low);
         } else {
             self.gram.join(&part.gram);
+            if let (Some(low), Some(more)) = (&mut self.low, &part.low) {
+                low.join(more);
+            }
         }
         match (&mut self.spread, part.spread) {
             (Some(spread), Some(sums)) if few => spread.put_sums(sums, &self.gram),
@@ -208,10 +218,23 @@ impl Codes<'_> {
                 content.put(&bytes[r * width..][..width], (to, at % LANES));
             }
             if unit > 0.0 {
-                let unit = unit * (content.unit() * 0.502 / 127.0);
+                let step = unit * (content.unit() * 0.502 / 127.0);
                 let rows = &residuals[..padded];
-                let left = simd.outer(rows, width, unit, &mut packed, part.gram.sums_mut());
+                let left = simd.outer(rows, width, step, &mut packed, part.gram.sums_mut());
                 part.gram.note(len, left, lost, norm);
+                if let Some(sums) = &mut part.low {
+                    let (residuals, bits) = (&mut residuals[..padded], content.low_bits());
+                    let lost = simd.refine(bits, encoded, bytes, &mut residuals[..len * width]);
+                    let low = &mut out.low[(span.at + done) * content.low_row(self.dim)..];
+                    let rows = low.chunks_exact_mut(content.low_row(self.dim));
+                    bytes
+                        .chunks_exact(width)
+                        .zip(rows)
+                        .for_each(|(bytes, to)| pack_low(bytes, bits, to));
+                    let unit = low_step(unit, bits) * LEFT;
+                    let left = simd.outer(residuals, width, unit, &mut packed, sums.sums_mut());
+                    sums.note(len, left, lost, norm);
+                }
                 if let Some(spread) = &mut part.spread {
                     let rows = &mut residuals[..padded];
                     add_decoded(simd, (bytes, encoded), rows, &mut packed, spread);

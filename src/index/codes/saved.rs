@@ -18,6 +18,8 @@ use crate::kernels::LANES;
 pub struct Saved<'a> {
     /// Bytes, sixteen keys to a block.
     pub lines: Cow<'a, [u8]>,
+    /// Low plane of keys that have one, a row a key.
+    pub low: Cow<'a, [u8]>,
     /// Factor of each key's codes, in whole groups.
     pub scales: Cow<'a, [bf16]>,
     /// Upper bound on the quantization error of each key.
@@ -32,6 +34,10 @@ pub struct Saved<'a> {
     pub spread: Cow<'a, [f64]>,
     /// The error of that matrix, and the number of additions in it.
     pub spread_numbers: [f64; 2],
+    /// Gram matrix of what codes and low plane together lose of keys; nothing of others.
+    pub low_gram: Cow<'a, [f64]>,
+    /// The error of that matrix, the largest such loss, and the number of additions in it.
+    pub low_numbers: [f64; 3],
     /// In order: the error of the Gram matrix, the largest quantization error, the largest key, the number of additions
     /// in the Gram matrix, the largest error that gets a code, the largest entry of any key, and the size of the
     /// frame's blocks.
@@ -55,12 +61,14 @@ impl Saved<'_> {
     pub fn owned(self) -> Saved<'static> {
         Saved {
             lines: self.lines.into_owned().into(),
+            low: self.low.into_owned().into(),
             scales: self.scales.into_owned().into(),
             radii: self.radii.into_owned().into(),
             uncoded: self.uncoded.into_owned().into(),
             mean: self.mean.into_owned().into(),
             gram: self.gram.into_owned().into(),
             spread: self.spread.into_owned().into(),
+            low_gram: self.low_gram.into_owned().into(),
             ..self
         }
     }
@@ -82,6 +90,7 @@ impl<'a> Codes<'a> {
     pub(crate) fn save(&self) -> Saved<'_> {
         Saved {
             lines: joined(&self.chunks, |part| part.lines),
+            low: joined(&self.chunks, |part| part.low),
             scales: joined(&self.chunks, |part| part.scales),
             radii: joined(&self.chunks, |part| part.radii),
             uncoded: self.chunks.uncoded().collect(),
@@ -101,11 +110,20 @@ impl<'a> Codes<'a> {
             }
             None => (&[][..], [0.0; 2]),
         };
+        let (low_gram, low_numbers) = match &self.low {
+            Some(gram) => {
+                let (sums, [lost, loss, _, additions]) = gram.parts();
+                (sums, [lost, loss, additions])
+            }
+            None => (&[][..], [0.0; 3]),
+        };
         Saved {
             mean: (&*self.frame.mean).into(),
             gram: gram.into(),
             spread: spread.into(),
             spread_numbers,
+            low_gram: low_gram.into(),
+            low_numbers,
             numbers: [lost, loss, norm, additions, spared, f64::from(largest), block],
             fingerprint: self.fingerprint.0,
             ..Saved::default()
@@ -129,6 +147,7 @@ impl<'a> Codes<'a> {
         let [lost, loss, norm, additions, spared, largest, block] = saved.numbers;
         let (width, keys) = (dim.next_multiple_of(LANES), n.next_multiple_of(LANES));
         need(saved.lines.len() == keys / LANES * content.block(dim), "codes")?;
+        need(saved.low.len() == keys * content.low_row(dim), "the low plane")?;
         need(saved.scales.len() == keys && saved.radii.len() == keys, "scales or radii")?;
         let ascending = saved.uncoded.windows(2).all(|pair| pair[0] < pair[1]);
         let inside = saved.uncoded.last().is_none_or(|last| (*last as usize) < n);
@@ -146,30 +165,36 @@ impl<'a> Codes<'a> {
         let padded = saved.mean.get(dim..).is_some_and(|rest| rest.iter().all(|mean| *mean == 0.0));
         need(saved.mean.len() == width && finite && padded, "the mean")?;
         let whole = 1usize << dim.trailing_zeros();
-        let turned = content == Content::Keys && block == whole as f64;
+        let turned = !content.of_values() && block == whole as f64;
         need(block == 1.0 || turned, "the rotation")?;
         need(spared > 0.0 && largest >= 0.0 && largest <= f64::from(f32::MAX), "a bound")?;
         let gram = Gram::of_parts(width, saved.gram, [lost, loss, norm, additions]);
         let gram = gram.ok_or("the Gram matrix")?;
-        let spread = match content {
-            Content::Keys => None,
-            Content::Values | Content::HalfValues => {
-                let [lost, additions] = saved.spread_numbers;
-                let sums = Gram::of_parts(width, saved.spread, [lost, 0.0, 0.0, additions]);
-                Some(Spread::new(sums.ok_or("the matrix of values")?, &gram))
-            }
-        };
+        let spread = content.of_values().then(|| {
+            let [lost, additions] = saved.spread_numbers;
+            let sums = Gram::of_parts(width, saved.spread, [lost, 0.0, 0.0, additions]);
+            Ok(Spread::new(sums.ok_or("the matrix of values")?, &gram))
+        });
+        let spread = spread.transpose()?;
+        let low = (content.low_bits() > 0).then(|| {
+            let [lost, loss, additions] = saved.low_numbers;
+            Gram::of_parts(width, saved.low_gram, [lost, loss, norm, additions])
+                .ok_or("the matrix of the low plane")
+        });
+        let low = low.transpose()?;
         let size = (content, dim);
-        let chunks = match (saved.lines, saved.scales, saved.radii, saved.uncoded) {
+        let chunks = match (saved.lines, saved.low, saved.scales, saved.radii, saved.uncoded) {
             (
                 Cow::Borrowed(lines),
+                Cow::Borrowed(low),
                 Cow::Borrowed(scales),
                 Cow::Borrowed(radii),
                 Cow::Borrowed(uncoded),
-            ) => Chunks::lent(size, Part { lines, scales, radii, uncoded }),
-            (lines, scales, radii, uncoded) => {
+            ) => Chunks::lent(size, Part { lines, scales, radii, low, uncoded }),
+            (lines, low, scales, radii, uncoded) => {
+                let codes = [lines.into_owned(), low.into_owned()];
                 let of_keys = [scales.into_owned(), radii.into_owned()];
-                Chunks::owned(size, lines.into_owned(), of_keys, uncoded.into_owned())
+                Chunks::owned(size, codes, of_keys, uncoded.into_owned())
             }
         };
         // Only who looks at the radii knows how much of the sums is of keys that are gone.
@@ -189,6 +214,7 @@ impl<'a> Codes<'a> {
             chunks,
             gram,
             spread,
+            low,
             spared,
             stale,
             largest: largest as f32,

@@ -5,7 +5,6 @@
 //! are encoded anew.
 
 use super::super::chunks::shrink::Spare;
-use super::super::content::Content;
 use super::super::element::Coded;
 use super::super::fingerprint::Fingerprint;
 use super::super::gram::Gram;
@@ -113,8 +112,8 @@ impl<'a> Codes<'a> {
         threads: usize,
     ) -> Result<Self, Error> {
         let mut anew = match self.content() {
-            Content::Keys => Codes::new(self.dim, keys, len, Some(self.frame.block > 1)),
-            content => Codes::plain(content, self.dim, keys, len),
+            content if content.of_values() => Codes::plain(content, self.dim, keys, len),
+            content => Codes::new(content, self.dim, keys, len, Some(self.frame.block > 1)),
         };
         if len < FEW {
             anew.frame = self.frame.clone();

@@ -23,6 +23,9 @@ pub(super) enum Kind {
     Numbers,
     Spread,
     SpreadNumbers,
+    Low,
+    LowGram,
+    LowNumbers,
     Bare,
     Mean,
     Radii,
@@ -35,13 +38,15 @@ const KINDS: [&[(Kind, &str, &str, usize)]; 4] = [
     &[
         (Kind::Fingerprint, "fingerprint", "U64", 8),
         (Kind::Gram, "gram", "F64", 8),
+        (Kind::LowGram, "low_gram", "F64", 8),
+        (Kind::LowNumbers, "low_numbers", "F64", 8),
         (Kind::Numbers, "numbers", "F64", 8),
         (Kind::Spread, "spread", "F64", 8),
         (Kind::SpreadNumbers, "spread_numbers", "F64", 8),
     ],
     &[(Kind::Bare, "bare", "U32", 4), (Kind::Mean, "mean", "F32", 4)],
     &[(Kind::Radii, "radii", "BF16", 2), (Kind::Scales, "scales", "BF16", 2)],
-    &[(Kind::Codes, "codes", "U8", 1)],
+    &[(Kind::Codes, "codes", "U8", 1), (Kind::Low, "low", "U8", 1)],
 ];
 
 /// Contents of a header.
@@ -71,6 +76,8 @@ pub(super) struct Entry {
 fn format(content: Content) -> &'static str {
     match content {
         Content::Keys => "certk-key-index",
+        Content::Keys12 => "certk-key-index-of-12-bits",
+        Content::Keys16 => "certk-key-index-of-16-bits",
         Content::Values => "certk-value-index",
         Content::HalfValues => "certk-value-index-of-4-bits",
     }
@@ -101,19 +108,27 @@ impl About {
         }
         let (width, keys) = (dim.next_multiple_of(LANES), n.next_multiple_of(LANES));
         let codes = (keys / LANES).checked_mul(self.content.block(dim)).ok_or_else(none)?;
+        let low = self.content.low_row(dim);
+        keys.checked_mul(low).ok_or_else(none)?;
         let heads = named(self.bare.len())?;
-        let mut entries = list("an index", self.bare.len().saturating_mul(10))?;
+        let mut entries = list("an index", self.bare.len().saturating_mul(11))?;
         let mut end = 0usize;
         for kinds in KINDS {
             for &(_, head) in &heads {
                 for &(kind, name, dtype, size) in kinds {
-                    let of_values = matches!(kind, Kind::Spread | Kind::SpreadNumbers);
-                    if of_values && self.content == Content::Keys {
+                    let there = match kind {
+                        Kind::Spread | Kind::SpreadNumbers => self.content.of_values(),
+                        Kind::Low | Kind::LowGram | Kind::LowNumbers => low > 0,
+                        _ => true,
+                    };
+                    if !there {
                         continue;
                     }
                     let count = match kind {
                         Kind::Fingerprint | Kind::SpreadNumbers => 2,
-                        Kind::Gram | Kind::Spread => width * width,
+                        Kind::Gram | Kind::Spread | Kind::LowGram => width * width,
+                        Kind::LowNumbers => 3,
+                        Kind::Low => keys * low,
                         Kind::Numbers => 7,
                         Kind::Bare => self.bare[head],
                         Kind::Mean => width,
@@ -163,7 +178,7 @@ impl About {
         Ok(header)
     }
 
-    /// Returns the contents of a header, which starts with the eight bytes of its length. Values are read in any number of bits.
+    /// Returns the contents of a header, which starts with the eight bytes of its length. Keys and values are read in any number of bits.
     ///
     /// # Errors
     /// [`Error::IndexFile`] for any header that is not written for an index of this version; [`Error::NoMemory`].
@@ -174,8 +189,9 @@ impl About {
         let none = || refused("it does not say that it is one");
         rest.skip(r#"{"__metadata__":{"certk":"{\"format\": \""#).ok_or_else(none)?;
         let stated = rest.until(r#"\", \"version\": "#).ok_or_else(none)?;
-        let all = [Content::Keys, Content::Values, Content::HalfValues];
-        let known = all.into_iter().find(|one| format(*one) == stated).ok_or_else(none)?;
+        let keys = [Content::Keys, Content::Keys12, Content::Keys16];
+        let mut all = keys.into_iter().chain([Content::Values, Content::HalfValues]);
+        let known = all.find(|one| format(*one) == stated).ok_or_else(none)?;
         if known.of_values() != content.of_values() {
             let (held, wanted) = (known.name(), content.name());
             let problem = format!("it holds {held}, and an index of {wanted} is read here");

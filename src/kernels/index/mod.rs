@@ -2,6 +2,7 @@
 
 mod encode;
 mod form;
+mod low;
 mod outer;
 mod scan;
 mod split;
@@ -10,6 +11,7 @@ mod tests;
 
 pub(super) use encode::ROUND;
 pub(crate) use encode::{BIAS, Encoded, Frame};
+pub(crate) use low::{low_step, pack_low};
 pub(crate) use outer::{PANEL, Packed};
 pub(crate) use scan::Coarse;
 pub(crate) use split::{Above, Passing, SPLIT_KEYS};

@@ -37,6 +37,11 @@ impl Step {
         Step { high, both, low }
     }
 
+    /// Returns the four numbers.
+    pub(crate) fn numbers(&self) -> [i16; STEP] {
+        self.both
+    }
+
     /// Returns a step for readers of `both` alone.
     #[inline(always)]
     fn widened(four: [i8; STEP]) -> Self {
