@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -169,6 +170,34 @@ class KvIndex(KeyIndex):
         )
         out = like(q, found.out.reshape(*batch, self._values.shape[-1]), dtype)
         return AttentionResult._of(found, out=out)
+
+    def crop(self, n: int) -> None:
+        """Keep the first n keys and values of every head, without being given any.
+
+        `check` then refuses all keys: it is not known which these are.
+
+        Raises:
+            CertkError: There are fewer.
+        """
+        if isinstance(n, bool) or not 0 <= n <= len(self):
+            raise CertkError(f"n is {n!r}; pass a whole number from 0 to {len(self)}")
+        with self._appending:
+            self._index.crop(n)
+            self._values.crop(n)
+
+    def take(self, entries: Sequence[int]) -> KvIndex:
+        """Return an index of some entries of the first axis, in any order and as often as wanted.
+
+        Codes are shared, not copied; both indexes then grow apart. Kept keys do not go with them.
+
+        Raises:
+            CertkError: An entry that is not there.
+        """
+        chosen = [int(each) for each in entries]
+        if any(not 0 <= each < (self.shape[:-2] or (0,))[0] for each in chosen):
+            raise CertkError(f"entries are {chosen}; the first axis of {self.shape} has no such")
+        with self._appending:
+            return KvIndex(self._index.take(chosen), None, self._values.take(chosen))
 
     def _no_rows(self) -> KeptRows:
         """Return rows of no position."""

@@ -20,6 +20,9 @@ const SALTS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 pub(crate) struct Fingerprint(pub(crate) [u64; 2]);
 
 impl Fingerprint {
+    /// That of keys that are not known: no keys are likely to have it, nor it and more keys.
+    pub(crate) const UNKNOWN: Self = Fingerprint(SALTS);
+
     /// Takes up a key at a position.
     pub(crate) fn add<E: Coded>(&mut self, position: usize, key: &[E]) {
         let bits = xxh3_128(bytemuck::cast_slice(key));

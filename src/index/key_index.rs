@@ -53,7 +53,7 @@ pub struct KeyIndex<'a> {
     pub(crate) dim: usize,
     pub(crate) heads: Vec<Codes<'a>>,
     /// Storage type of the keys.
-    stored: &'static str,
+    pub(super) stored: &'static str,
 }
 
 /// Keys whose fingerprint is taken by one task.

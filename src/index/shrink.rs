@@ -32,13 +32,7 @@ impl KeyIndex<'_> {
     /// the index's own by shape or type; [`Error::NoMemory`].
     pub fn truncate(&mut self, len: usize, keys: &Vectors<'_>) -> Result<(), Error> {
         self.fits(keys)?;
-        if len > self.len() {
-            return Err(Error::Option {
-                argument: "len",
-                value: len.to_string(),
-                problem: "the index holds fewer keys; it can be truncated to as many as it has at most",
-            });
-        }
+        self.has_as_many(len)?;
         if len == self.len() {
             return Ok(());
         }
@@ -54,6 +48,80 @@ impl KeyIndex<'_> {
         }
         self.n = len;
         Ok(())
+    }
+
+    /// Keeps the first `len` keys of every head, without being given any, for who holds none. It does not know afterwards of which
+    /// keys it is: [`KeyIndex::check`] refuses all. Certificates loosen as [`KeyIndex::truncate`] has it, and keys are not encoded
+    /// anew.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data[..], &[50, 4])?;
+    /// let mut index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// index.crop(45)?;
+    /// assert_eq!(index.len(), 45);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Option`] if there are fewer keys, [`Error::NoMemory`].
+    pub fn crop(&mut self, len: usize) -> Result<(), Error> {
+        self.has_as_many(len)?;
+        let mut spares = list("keys", self.heads.len())?;
+        for codes in &self.heads {
+            spares.push(codes.spare()?);
+        }
+        if len < self.len() {
+            let pairs = self.heads.iter_mut().zip(spares);
+            pairs.for_each(|(codes, spare)| codes.crop(len, spare));
+            self.n = len;
+        }
+        Ok(())
+    }
+
+    /// Returns an index of some entries of the first axis, in any order and as often as wanted, as beams of a search go on from
+    /// others. Codes are shared, not copied, as by [`KeyIndex::snapshot`].
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// let data: Vec<f32> = (0..2 * 50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// let keys = Vectors::new("keys", &data[..], &[2, 50, 4])?;
+    /// let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// assert_eq!(index.take(&[1, 1, 0])?.batch_shape(), [3]);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an entry that is not there, or an index of one head without such an axis; [`Error::NoMemory`].
+    pub fn take(&self, entries: &[usize]) -> Result<Self, Error> {
+        let axis = self.batch.first().copied().unwrap_or(0);
+        if let Some(wrong) = entries.iter().find(|entry| **entry >= axis) {
+            let problem = "the first axis of the index has no such entry";
+            return Err(Error::Option { argument: "entries", value: wrong.to_string(), problem });
+        }
+        let each = self.heads.len() / axis.max(1);
+        let mut heads = list("entries", entries.len().saturating_mul(each))?;
+        for entry in entries {
+            heads.extend_from_slice(&self.heads[entry * each..][..each]);
+        }
+        let mut batch = self.batch.clone();
+        if let Some(first) = batch.first_mut() {
+            *first = entries.len();
+        }
+        let KeyIndex { content, n, dim, stored, .. } = *self;
+        Ok(KeyIndex { content, batch, n, dim, heads, stored })
+    }
+
+    /// # Errors
+    /// [`Error::Option`] if there are fewer keys.
+    fn has_as_many(&self, len: usize) -> Result<(), Error> {
+        if len <= self.len() {
+            return Ok(());
+        }
+        let problem =
+            "the index holds fewer keys; it can be truncated to as many as it has at most";
+        Err(Error::Option { argument: "len", value: len.to_string(), problem })
     }
 
     /// Takes out keys by position, as caches evict them; those behind move up and keep their order. `positions` is one list for

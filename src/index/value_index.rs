@@ -152,6 +152,22 @@ impl<'a> ValueIndex<'a> {
         self.0.truncate(len, values)
     }
 
+    /// Keeps the first `len` values of every head without being given any, as [`KeyIndex::crop`].
+    ///
+    /// # Errors
+    /// As [`KeyIndex::crop`].
+    pub fn crop(&mut self, len: usize) -> Result<(), Error> {
+        self.0.crop(len)
+    }
+
+    /// Returns an index of some entries of the first axis, as [`KeyIndex::take`].
+    ///
+    /// # Errors
+    /// As [`KeyIndex::take`].
+    pub fn take(&self, entries: &[usize]) -> Result<Self, Error> {
+        self.0.take(entries).map(ValueIndex)
+    }
+
     /// Takes out values by position, as [`KeyIndex::evict`] does keys; `values` are all those that are indexed now.
     ///
     /// ```

@@ -505,6 +505,15 @@ impl KeyIndex {
         Ok(KeyIndex(RwLock::new(index)))
     }
 
+    fn crop(&self, py: Python<'_>, len: usize) -> PyResult<()> {
+        detached(py, || self.write().crop(len))
+    }
+
+    fn take(&self, py: Python<'_>, entries: Vec<usize>) -> PyResult<Self> {
+        let taken = detached(py, || self.read().take(&entries))?;
+        Ok(KeyIndex(RwLock::new(taken)))
+    }
+
     /// Returns of each head the positions of keys without a code.
     fn uncoded<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyArray1<u32>>>> {
         let heads = self.look(py, |index| {

@@ -86,6 +86,15 @@ impl ValueIndex {
         })
     }
 
+    fn crop(&self, py: Python<'_>, len: usize) -> PyResult<()> {
+        detached(py, || self.0.write().expect(HALF_CHANGED).crop(len))
+    }
+
+    fn take(&self, py: Python<'_>, entries: Vec<usize>) -> PyResult<Self> {
+        let taken = detached(py, || self.read().take(&entries))?;
+        Ok(ValueIndex(RwLock::new(taken)))
+    }
+
     fn check(
         &self,
         py: Python<'_>,

@@ -24,6 +24,7 @@ for _needed in ("torch", "transformers"):
 
 from .caches import PrunedCache, from_cache, prune_cache, to_cache  # noqa: E402
 from .capture import capture, capture_text  # noqa: E402
+from .coded_cache import CodedCache, encode_cache  # noqa: E402
 from .decoding import CertkCache  # noqa: E402
 from .presses import NAME  # noqa: E402
 from .prompt import prune_prompt  # noqa: E402
@@ -34,12 +35,14 @@ from .switch import budget, register, use  # noqa: E402
 __all__ = [
     "NAME",
     "CertkCache",
+    "CodedCache",
     "LayerCertificate",
     "PrunedCache",
     "Recorder",
     "budget",
     "capture",
     "capture_text",
+    "encode_cache",
     "from_cache",
     "prune_cache",
     "prune_prompt",

@@ -24,6 +24,7 @@ from ..sparse_attention import attention as attention_of
 from . import recorder, settings
 from .caches import check_positions
 from .capture_file import WRITING
+from .coded_layer import CodedLayer
 from .indexed_layer import known_of
 from .masked_layer import hidden
 from .masks import Visibility, visibility_of
@@ -94,6 +95,8 @@ def certified_attention(
         raise CertkError(f"{type(module).__name__}: {error}") from None
     if sliding_window is not None:
         _need_window(rows, int(sliding_window), attention_mask, key)
+    if (coded := getattr(key, "certk_coded", None)) is not None:
+        return _from_codes(module, coded, query, rows, scaling, s_aux), None
     if (first := getattr(key, "certk_first", None)) is not None:
         # A pruned cache: each kv head has its keys at the end.
         first.used()
@@ -135,6 +138,39 @@ def certified_attention(
     if writer is None:
         recorder.record(module, result, rows, budget)
     return result.out.transpose(1, 2).contiguous(), None
+
+
+def _from_codes(
+    module: nn.Module,
+    layer: CodedLayer,
+    query: torch.Tensor,
+    rows: Visibility,
+    scaling: float | None,
+    s_aux: torch.Tensor | None,
+) -> torch.Tensor:
+    """Answer a call over a cache of codes."""
+    if WRITING.get() is not None:
+        raise CertkError(
+            "a cache of codes holds no keys and values to capture: run the model without it"
+        )
+    budget = settings.budget_for(module)
+    with _native.OpenMpTeam():
+        result = layer.attend(
+            query,
+            0.0 if budget.eps is None else budget.eps,
+            rows,
+            scale=None if scaling is None else float(scaling),
+            sinks=None if s_aux is None else s_aux.detach(),
+            threads=torch.get_num_threads() if budget.threads is None else budget.threads,
+        )
+    if budget.out_tol is not None and (result.error_bound > budget.out_tol).any():
+        raise CertkError(
+            f"{type(module).__name__}: an output from codes may be off by "
+            f"{float(result.error_bound.max()):.6g}, more than out_tol = {budget.out_tol:g}: pass a "
+            "budget eps, a larger out_tol, or a cache of exact keys and values"
+        )
+    recorder.record(module, result, rows, budget)
+    return result.out.transpose(1, 2).contiguous()
 
 
 def _refuse(module: nn.Module, dropout: float, kwargs: dict[str, Any]) -> None:

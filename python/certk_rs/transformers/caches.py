@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import torch
@@ -31,11 +31,15 @@ from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..guard import Guard
 from .capture_file import CacheWriter
+from .coded_cache import CodedCache, encode_cache, whole_rows
 from .guarded import GuardedLayer, Losses, LostCall, Manner, OnBreach, Rows
 from .per_head import pad_with_latest, select_per_head
 from .pruned_file import PrunedFile
 from .rows_of_file import RowsOfFile
 from .stored import tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _GUARDED = "on_breach, promote, most_promoted, source, eps and out_tol"
 
@@ -45,11 +49,14 @@ _WHOLE_TEXT = (
 
 
 class PruneOptions(TypedDict, total=False):
-    """The options of `prune_cache` that `prune_prompt` takes, too."""
+    """The options of `prune_cache` that `prune_prompt` takes, too, but for `rest`."""
 
     keep_first: int
     keep_last: int
     compact: bool
+    keep: int | None
+    key_bits: int
+    value_bits: int
     guard: Literal["none", "codes"]
     on_breach: OnBreach
     promote: bool
@@ -57,6 +64,11 @@ class PruneOptions(TypedDict, total=False):
     out_tol: float | None
     source: Rows | str | os.PathLike[str] | None
     threads: int | None
+
+
+class _Scaled(PruneOptions, total=False):
+    scale: float | None
+    causal: bool
 
 
 PRUNE_OPTIONS = frozenset(PruneOptions.__annotations__)
@@ -371,6 +383,24 @@ def from_cache(
     return _read_full(path)
 
 
+@overload
+def prune_cache(
+    cache: Cache,
+    queries: Sequence[torch.Tensor],
+    eps: float,
+    *,
+    rest: Literal["drop"] = "drop",
+    **options: Unpack[_Scaled],
+) -> PrunedCache: ...
+@overload
+def prune_cache(
+    cache: Cache,
+    queries: Sequence[torch.Tensor],
+    eps: float,
+    *,
+    rest: Literal["codes"],
+    **options: Unpack[_Scaled],
+) -> CodedCache: ...
 def prune_cache(
     cache: Cache,
     queries: Sequence[torch.Tensor],
@@ -381,6 +411,10 @@ def prune_cache(
     keep_first: int = 0,
     keep_last: int = 0,
     compact: bool = False,
+    rest: Literal["drop", "codes"] = "drop",
+    keep: int | None = None,
+    key_bits: int = 16,
+    value_bits: int = 8,
     guard: Literal["none", "codes"] = "none",
     on_breach: OnBreach = "report",
     promote: bool = False,
@@ -388,7 +422,7 @@ def prune_cache(
     out_tol: float | None = None,
     source: Rows | str | os.PathLike[str] | None = None,
     threads: int | None = None,
-) -> PrunedCache:
+) -> PrunedCache | CodedCache:
     """Prune a cache in memory: one keep-set per layer and kv head, for all queries of its group.
 
     Every query given loses at most eps of its attention mass in every head, by the real scores of
@@ -406,6 +440,12 @@ def prune_cache(
         keep_last: Positions at the end that are always kept.
         compact: Fill the slots of heads that keep less with their latest dropped keys, so that all
             keep equally many, no slot is empty, and any attention implementation can be used.
+        rest: "drop" forgets what is not kept. "codes" gives a `CodedCache`, which has codes of all
+            keys and values beside the kept rows, so that it answers any later query from memory
+            (`encode_cache` makes one without queries); all options below are for "drop".
+        keep: With "codes", the most rows that a kv head keeps exactly; None for what eps asks for.
+        key_bits: With "codes", as in `encode_cache`; value_bits, too.
+        value_bits: See `key_bits`.
         guard: "codes": remember a byte an entry of every dropped key (docs/transformers.md), which
             certified attention then judges every query by. Others take no notice of it.
         on_breach: Where a query may lose more than eps: "report" records it, "raise" is a
@@ -424,6 +464,8 @@ def prune_cache(
     Raises:
         CertkError: Bad input; the message names the layer.
     """
+    if rest not in ("drop", "codes") or (rest == "drop" and keep is not None):
+        raise CertkError(f"rest is {rest!r}, keep {keep!r}: pass 'codes', or 'drop' without keep")
     chosen: list[list[NDArray[np.int64]]] = []
     certificates = []
     layers = _full_layers(cache, queries)
@@ -439,11 +481,15 @@ def prune_cache(
             keep_first=keep_first,
             keep_last=keep_last,
             threads=threads,
+            max_keep=keep,
         )
         chosen.append(kept)
         certificates.append(
             PrunedLayer(index, keys.shape[2], tuple(len(indices) for indices in kept), upper)
         )
+    if rest == "codes":
+        bits = {"key_bits": key_bits, "value_bits": value_bits}
+        return encode_cache(cache, kept=chosen, threads=threads, **bits)
     most = max(len(indices) for kept in chosen for indices in kept)
     pruned: list[_Rows] = []
     stays: list[list[NDArray[np.int64]]] = []
@@ -553,10 +599,8 @@ def _full_layers(
     cache: Cache, queries: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Return queries, keys and values of every layer, checked against each other."""
-    if isinstance(cache, PrunedCache):
-        raise CertkError(
-            "cache is a PrunedCache: its keys have lost their places; give the full one"
-        )
+    if isinstance(cache, PrunedCache | CodedCache):
+        raise CertkError(f"cache is a {type(cache).__name__}, without all keys: give the whole one")
     if not isinstance(cache, Cache) or not cache.layers:
         raise CertkError(f"cache is a {type(cache).__name__} without layers; pass a filled cache")
     if len(queries) != len(cache.layers):
@@ -566,16 +610,7 @@ def _full_layers(
         )
     found = []
     for index, (layer, query) in enumerate(zip(cache.layers, queries, strict=True)):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
-            raise CertkError(f"layer {index} of the cache holds no keys; run the model first")
-        n = layer.get_seq_length()
-        if getattr(layer, "is_sliding", False) or int(n) > keys.shape[-2]:
-            raise CertkError(
-                f"layer {index} of the cache has a sliding window: it cannot be pruned, since its "
-                "keys would lose their positions"
-            )
-        keys, values = keys[:, :, : int(n)], values[:, :, : int(n)]
+        keys, values = whole_rows(layer, index)
         shape = tuple(keys.shape)
         if (
             query.ndim != 4

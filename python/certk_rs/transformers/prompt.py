@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import transformers
@@ -14,6 +14,7 @@ from ..errors import CertkError
 from .caches import PRUNE_OPTIONS, PrunedCache, prune_cache
 from .capture import observe
 from .capture_file import Attended
+from .coded_cache import CodedCache
 from .indexed_layer import IndexedLayer
 from .layers_of_config import layers_of
 
@@ -23,13 +24,35 @@ if TYPE_CHECKING:
     from .caches import PruneOptions
 
 
+@overload
 def prune_prompt(
     model: Any,
     ids: Mapping[str, Any] | torch.Tensor,
     eps: float,
     window: int = 64,
+    *,
+    rest: Literal["drop"] = "drop",
     **options: Unpack[PruneOptions],
-) -> PrunedCache:
+) -> PrunedCache: ...
+@overload
+def prune_prompt(
+    model: Any,
+    ids: Mapping[str, Any] | torch.Tensor,
+    eps: float,
+    window: int = 64,
+    *,
+    rest: Literal["codes"],
+    **options: Unpack[PruneOptions],
+) -> CodedCache: ...
+def prune_prompt(
+    model: Any,
+    ids: Mapping[str, Any] | torch.Tensor,
+    eps: float,
+    window: int = 64,
+    *,
+    rest: Any = "drop",
+    **options: Unpack[PruneOptions],
+) -> PrunedCache | CodedCache:
     """Run a model over a prompt, and prune its cache for the last queries of the prompt.
 
     Does as `capture` and `prune_cache`, without a file: every query of the window loses at most eps
@@ -43,6 +66,7 @@ def prune_prompt(
             one token more.
         eps: Budget of dropped mass, 0 <= eps < 1.
         window: For how many of the last queries of each layer, at least 1.
+        rest: As in `prune_cache`.
         options: All options of `prune_cache` but scale and causal, which the model says. For texts
             that go on, pass `keep_last=64` or so (docs/transformers.md).
 
@@ -85,4 +109,7 @@ def prune_prompt(
         call = seen.pop(layer)
         cache.update(call.key, call.value, layer)
         queries.append(call.query)
-    return prune_cache(cache, queries, eps, scale=scale, causal=causal, **options)
+    pruned: PrunedCache | CodedCache = prune_cache(
+        cache, queries, eps, rest=rest, scale=scale, causal=causal, **options
+    )
+    return pruned

@@ -65,6 +65,21 @@ impl<'a> Codes<'a> {
         (self.n, self.fingerprint, self.stale) = (cut.len, cut.fingerprint, cut.stale);
     }
 
+    /// Returns memory for [`Codes::crop`].
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(in crate::index) fn spare(&self) -> Result<Spare, Error> {
+        self.chunks.spare_group()
+    }
+
+    /// Keeps the first keys without being lent any, and forgets which keys these are.
+    pub(in crate::index) fn crop(&mut self, len: usize, spare: Spare) {
+        self.stale += self.chunks.squares(len..self.n);
+        self.chunks.cut(len, spare);
+        (self.n, self.fingerprint) = (len, Fingerprint::UNKNOWN);
+    }
+
     /// Codes of all keys but some, ascending; all are lent.
     ///
     /// # Errors

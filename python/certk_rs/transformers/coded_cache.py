@@ -1,0 +1,105 @@
+"""A cache of codes, which answers any later query from memory, with a proof of what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.cache_utils import Cache
+
+from ..errors import CertkError
+from .coded_layer import CodedLayer
+
+
+class CodedCache(Cache):  # type: ignore[misc]
+    """Codes of all keys and values of a text, and exact rows of some or of none.
+
+    Made by `encode_cache` or `prune_cache(rest="codes")`. It grows as a `DynamicCache` does, by
+    codes alone, and goes with certified attention (`use`), whose eps is what each call aims at;
+    `Recorder` says what each has proven. Positions are those of the text.
+    """
+
+    def __init__(self, layers: list[CodedLayer]) -> None:
+        """Take over layers; users call `encode_cache` or `prune_cache`."""
+        super().__init__(layers=layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: codes, what is known of them, and exact rows."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def whole_nbytes(self) -> int:
+        """Bytes of the keys and values that it stands for."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+    @property
+    def kept_fraction(self) -> float:
+        """Share of keys whose rows are kept exactly, over layers and heads."""
+        kept = sum(sum(layer.kept_counts) for layer in self.layers)
+        return kept / max(1, sum(layer.keys[..., 0].numel() for layer in self.layers))
+
+    def __repr__(self) -> str:
+        return (
+            f"CodedCache({len(self.layers)} layers, {self.get_seq_length()} tokens, "
+            f"{self.nbytes} bytes for {self.whole_nbytes})"
+        )
+
+
+def encode_cache(
+    cache: Cache,
+    *,
+    key_bits: int = 16,
+    value_bits: int = 8,
+    kept: Sequence[Sequence[NDArray[np.int64]]] | None = None,
+    threads: int | None = None,
+) -> CodedCache:
+    """Encode the keys and values of a cache in memory; it is not changed, and may be let go.
+
+    Args:
+        cache: Layers of full attention with keys and values (batch, kv_heads, n, d) of float32,
+            float16 or bfloat16; a `DynamicCache` or the like.
+        key_bits: Bits of an entry of a key: 8, 12 or 16. 16 prove .01 for nearly every query, 12
+            prove .05, at three quarters of the bytes (docs/transformers.md has what was measured).
+        value_bits: Bits of an entry of a value: 8, or 4 for long texts.
+        kept: Of each layer, for each batch row and kv head, positions whose rows stay exact; None
+            for none but those without a code.
+        threads: Number of threads; None for all available.
+
+    Raises:
+        CertkError: Bad input; the message names the layer.
+    """
+    if isinstance(cache, CodedCache) or not isinstance(cache, Cache) or not cache.layers:
+        raise CertkError(f"cache is a {type(cache).__name__}; pass one that holds keys and values")
+    if kept is not None and len(kept) != len(cache.layers):
+        raise CertkError(f"kept has {len(kept)} entries for {len(cache.layers)} layers")
+    layers = []
+    for at, layer in enumerate(cache.layers):
+        keys, values = whole_rows(layer, at)
+        heads = keys.shape[0] * keys.shape[1]
+        chosen = [np.empty(0, np.int64)] * heads if kept is None else list(kept[at])
+        if len(chosen) != heads:
+            raise CertkError(f"layer {at}: kept has {len(chosen)} lists for {heads} heads")
+        how: dict[str, Any] = {"key_bits": key_bits, "value_bits": value_bits, "threads": threads}
+        try:
+            layers.append(CodedLayer(keys, values, chosen, **how))
+        except CertkError as error:
+            raise CertkError(f"layer {at}: {error}") from None
+    return CodedCache(layers)
+
+
+def whole_rows(layer: Any, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all keys and values of a layer of full attention."""
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
+        raise CertkError(f"layer {at} of the cache holds no keys; run the model first")
+    n = int(layer.get_seq_length())
+    if getattr(layer, "is_sliding", False) or n > keys.shape[-2]:
+        raise CertkError(
+            f"layer {at} of the cache has a sliding window: it cannot be pruned, since its keys "
+            "would lose their positions"
+        )
+    return keys[:, :, :n], values[:, :, :n]

@@ -1,0 +1,186 @@
+"""A cache layer of codes: keys and values in planes of bytes, and exact rows of some positions.
+
+Attention asks for tensors of all keys and values. It gets stand-ins of their shape without memory,
+which carry the layer; certified attention then attends from the codes. Of any other attention the
+outputs are NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.cache_utils import DynamicLayer
+
+from ..errors import CertkError
+from ..kept_rows import KeptRows
+from ..kv_index import KvIndex
+from ..results import AttentionResult
+from .masks import Visibility
+
+
+class CodedLayer(DynamicLayer):  # type: ignore[misc]
+    """Codes of keys and values (batch, kv_heads, n, d), and exact rows of some positions."""
+
+    def __init__(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        kept: list[NDArray[np.int64]],
+        *,
+        key_bits: int,
+        value_bits: int,
+        threads: int | None,
+    ) -> None:
+        """Encode keys and values, and copy the rows at `kept` of each (batch row, kv head).
+
+        Rows of keys that have no code are kept besides.
+
+        Raises:
+            CertkError: Keys or values that have no codes.
+        """
+        super().__init__()
+        self._threads = threads
+        self.index = KvIndex.build(
+            keys, values, keep_keys=False, bits=key_bits, value_bits=value_bits, threads=threads
+        )
+        positions = [np.union1d(*pair) for pair in zip(kept, self.index.bare, strict=True)]
+        heads = [each.flatten(0, 1) for each in (keys.detach(), values.detach())]
+        rows = [
+            torch.cat([of[at][torch.from_numpy(list_)] for at, list_ in enumerate(positions)])
+            for of in heads
+        ]
+        self.kept = KeptRows(rows[0], rows[1], positions)
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self._like = [each.new_full((1, 1, 1, 1), torch.nan) for each in (keys, values)]
+        self._dims = keys.shape[-1], values.shape[-1]
+        self._least = len(self.index)
+        self._show()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, of what is known of them, and of exact rows."""
+        return self.index.nbytes + self.kept.nbytes
+
+    @property
+    def kept_counts(self) -> tuple[int, ...]:
+        """Counts of exact rows of each kv head, batch rows one behind the other."""
+        return tuple(map(len, self.kept.positions))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append codes; what comes back stands for all keys and values, and carries this layer.
+
+        Raises:
+            CertkError: Keys or values of other sizes or dtypes than those before, or without codes.
+        """
+        n = len(self.index)
+        if key_states.shape[0] != self.index.shape[0]:
+            raise CertkError(
+                f"keys of {key_states.shape[0]} sequences go behind a cache of "
+                f"{self.index.shape[0]}: for beams or several answers call "
+                "cache.batch_repeat_interleave first"
+            )
+        self.index.append(key_states.detach(), value_states.detach(), threads=self._threads)
+        new = [each[each >= n] for each in self.index.bare]
+        if any(map(len, new)):
+            both = [each.detach().flatten(0, 1) for each in (key_states, value_states)]
+            more = [
+                [of[at][torch.from_numpy(list_ - n)] for at, list_ in enumerate(new)] for of in both
+            ]
+            self.kept = _joined(self.kept, new, more)
+        self._show()
+        return self.keys, self.values
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        eps: float,
+        rows: Visibility,
+        *,
+        scale: float | None,
+        sinks: torch.Tensor | None,
+        threads: int | None,
+    ) -> AttentionResult:
+        """Answer a call: queries (batch, heads, m, d) of which each sees some keys."""
+        return self.index.attention(
+            query,
+            eps,
+            kept=self.kept,
+            scale=scale,
+            sinks=sinks,
+            threads=threads,
+            **rows.arguments(),
+        )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove appended tokens, given as a negative number."""
+        n = len(self.index) + tokens_to_remove
+        if tokens_to_remove > 0 or n < self._least:
+            raise CertkError(
+                f"crop({tokens_to_remove}): only the {len(self.index) - self._least} tokens that "
+                "were appended to a cache of codes can be removed; give their number, negative"
+            )
+        self.index.crop(n)
+        stays = [each < n for each in self.kept.positions]
+        flat = torch.from_numpy(np.concatenate(stays))
+        positions = [each[stay] for each, stay in zip(self.kept.positions, stays, strict=True)]
+        self.kept = KeptRows(self.kept.keys[flat], self.kept.values[flat], positions)
+        self._show()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Give each entry of the batch the codes and rows of another one."""
+        self._take(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each entry of the batch."""
+        self._take(np.repeat(np.arange(self.index.shape[0]), repeats).tolist())
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep some entries of the batch."""
+        self._take(torch.arange(self.index.shape[0])[indices].tolist())
+
+    def reset(self) -> None:
+        """Refuse: codes without their keys cannot be made again."""
+        raise CertkError("a cache of codes cannot be reset; make another")
+
+    def _take(self, entries: list[int]) -> None:
+        kv_heads = self.index.shape[1]
+        self.index = self.index.take(entries)
+        heads = [entry * kv_heads + head for entry in entries for head in range(kv_heads)]
+        parts = [torch.split(rows, self.kept_counts) for rows in (self.kept.keys, self.kept.values)]
+        keys, values = (torch.cat([part[head] for head in heads]) for part in parts)
+        self.kept = KeptRows(keys, values, [self.kept.positions[head] for head in heads])
+        self._show()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pickled, a stand-in would take the memory of what it stands for.
+        return {**self.__dict__, "keys": None, "values": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._show()
+
+    def _show(self) -> None:
+        """Make stand-ins for the keys and values that there are codes of."""
+        shape = self.index.shape[:-1]
+        self.keys, self.values = (
+            like.expand(*shape, d) for like, d in zip(self._like, self._dims, strict=True)
+        )
+        self.keys.certk_coded = self
+
+
+def _joined(
+    kept: KeptRows, positions: list[NDArray[np.int64]], more: list[list[torch.Tensor]]
+) -> KeptRows:
+    """Put rows of later positions behind those of each head."""
+    counts = [len(each) for each in kept.positions]
+    flat = []
+    for rows, new in zip((kept.keys, kept.values), more, strict=True):
+        pairs = zip(torch.split(rows, counts), new, strict=True)
+        flat.append(torch.cat([part for pair in pairs for part in pair]))
+    both = zip(kept.positions, positions, strict=True)
+    return KeptRows(flat[0], flat[1], [np.concatenate(pair) for pair in both])
