@@ -66,7 +66,7 @@ mod select;
 pub use attention::{
     Attention, AttentionOptions, Budget, Outputs, Precision, ValueBall, Weights, attention,
 };
-pub use attention::{KeptRows, attention_from_codes};
+pub use attention::{KeptRows, attention_from_codes, attention_of_ragged};
 pub use bounds::output::{
     OutputBound, OutputError, OutputOptions, OutputSelection, output_error, select_output,
 };
@@ -85,7 +85,7 @@ pub use ndarray;
 pub use numerics::log_mass::LogMass;
 /// Crate of the thread pools that a [`Context`] takes.
 pub use rayon;
-pub use rows::{Data, Keep, Kind, Mask, MaskEntry, Number, Scores, Values, Vectors};
+pub use rows::{Data, Keep, Kind, Mask, MaskEntry, Number, Ragged, Scores, Values, Vectors};
 pub use runtime::ambient::CancelToken;
 pub use runtime::context::Context;
 pub use runtime::interrupt::interruptible;

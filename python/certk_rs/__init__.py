@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .keepset import keep_set, keep_set_of_queries
     from .key_index import KeyIndex
     from .kv_index import KvIndex
+    from .ragged_rows import RaggedRows
     from .results import (
         AttentionResult,
         Certificate,
@@ -42,6 +43,7 @@ __all__ = [
     "KeptRows",
     "KeyIndex",
     "KvIndex",
+    "RaggedRows",
     "RecallResult",
     "Rung",
     "SearchResult",
@@ -77,6 +79,7 @@ _NAMES = {
     "kept_rows": ("KeptRows",),
     "key_index": ("KeyIndex",),
     "kv_index": ("KvIndex",),
+    "ragged_rows": ("RaggedRows",),
     "results": (
         *("AttentionResult", "Certificate", "KeepSet", "RecallResult", "Rung", "SearchResult"),
         *("Selection", "Status"),

@@ -35,6 +35,7 @@ __all__ = [
     "__version__",
     "attention",
     "attention_from_codes",
+    "attention_of_ragged",
     "best_cuts",
     "blockwise",
     "bretagnolle_huber",
@@ -522,6 +523,15 @@ class Attended:
     @property
     def log_mass_upper(self) -> NDArray[np.float64]: ...
 
+def attention_of_ragged(
+    q: _Stored,
+    k: _Stored,
+    v: _Stored,
+    heads: tuple[list[int], list[int], list[int]],  # batch axes, starts and counts in rows
+    loss: tuple[float | NDArray[np.float64] | None, ...],  # as in `attention`
+    how: tuple[object, object, bool, bool],
+    sight: tuple[object, ...],
+) -> Attended: ...
 def attention_from_codes(
     q: _Stored,
     index: KeyIndex,

@@ -262,7 +262,7 @@ def guard_head(
     Both as stored, bfloat16 as its bits, with the names of their dtypes.
     """
     (rows, dtype), (gone, value_dtype) = keys, values
-    index = _native.KeyIndex.build((np.ascontiguousarray(rows), dtype), None, threads)
+    index = _native.KeyIndex.build((np.ascontiguousarray(rows), dtype), 8, None, threads)
     ball = _native.ValueBall.build((np.ascontiguousarray(gone), value_dtype), threads)
     [parts], [around] = index.parts(), ball.parts()[1]
     return GuardedHead(len(rows), parts, around)

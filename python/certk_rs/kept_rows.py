@@ -53,8 +53,10 @@ class KeptRows:
         """Return the rows as `_native` takes them."""
         flat = [np.asarray(each).astype(np.uint32) for each in self.positions]
         starts = starts_of([len(each) for each in flat])
-        tail = None if self.tail is None else tuple(
-            coerce.as_native_floats("kept.tail", part) for part in self.tail
+        tail = (
+            None
+            if self.tail is None
+            else tuple(coerce.as_native_floats("kept.tail", part) for part in self.tail)
         )
         return (
             coerce.as_native_floats("kept.keys", self.keys),

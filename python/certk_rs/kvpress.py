@@ -562,8 +562,8 @@ class CertkPress(kvpress.BasePress):  # type: ignore[misc]
                 continue
             guard = Guard.build(layer.keys[0].detach(), layer.values[0].detach(), list(rows[0]))
             # Its length is that of the kept keys: positions are for the caller to give.
-            slots = np.zeros(len(rows[0]), np.int64)
-            short = layers[told.layer] = ShortenedLayer(keys, values, slots, most, told.layer)
+            heads = list(keys[0]), list(values[0])
+            short = layers[told.layer] = ShortenedLayer(heads, most, most, told.layer)
             short.guarded = GuardedLayer(told.layer, guard, self._losses)
 
 

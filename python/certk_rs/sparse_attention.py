@@ -13,6 +13,7 @@ from ._arrays.attended import like, sight_of
 from .errors import CertkError
 from .key_index import IndexArrays, KeyIndex
 from .kv_index import KvIndex
+from .ragged_rows import RaggedRows
 from .results import AttentionResult
 
 _Shape = tuple[int, ...]
@@ -73,8 +74,8 @@ class ValueBall:
 
 def attention(
     q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    k: ArrayLike | RaggedRows,
+    v: ArrayLike | RaggedRows,
     eps: ArrayLike | None = None,
     *,
     index: KeyIndex | IndexArrays | None = None,
@@ -102,7 +103,8 @@ def attention(
             float64; NumPy or torch CPU; lists become float64. q, k and v may differ in dtype.
         k: Keys (..., kv_heads, n, d), or (n, d), not repeated: heads is a multiple of kv_heads, and
             query heads h * heads / kv_heads and on share the keys of kv head h.
-        v: Values (..., kv_heads, n, d_v), or (n, d_v).
+        v: Values (..., kv_heads, n, d_v), or (n, d_v). Where heads have different numbers of keys,
+            pass k and v as `RaggedRows`; a mask then has an entry for each key of the longest.
         eps: Budget of dropped softmax mass, 0 <= eps < 1: a number, or one per row, of shape
             q.shape[:-1]. 0 is plain attention. Exactly one of eps and out_tol is given.
         index: A `KeyIndex` of exactly these keys, or its `IndexArrays`; most keys are then judged
@@ -137,8 +139,6 @@ def attention(
             argument and the place.
     """
     stored = queries, dtype = coerce.as_native_floats("q", q)
-    stored_keys = keys, _ = coerce.as_native_floats("k", k)
-    stored_values = values, _ = coerce.as_native_floats("v", v)
     batch = queries.shape[:-1]
     if (eps is None) == (out_tol is None):
         given = "neither" if eps is None else "both"
@@ -151,24 +151,47 @@ def attention(
     if index is not None and not isinstance(index, KeyIndex | IndexArrays):
         raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex of k")
     need_weights(weights)
-    n = keys.shape[-2] if keys.ndim > 1 else None
+    seen = (causal, lengths, mask, sinks)
     of_values = (
         None if ball is None else ball._native,
         index._values if isinstance(index, KvIndex | IndexArrays) else None,
     )
-    sight = sight_of(batch, n, (causal, lengths, mask, sinks), of_values, threads)
-    # Without an index all keys are read, one after the other.
-    mapped = index is not None and (coerce.is_mapped(k) or coerce.is_mapped(v))
-    found = _native.attention(
-        stored,
-        stored_keys,
-        stored_values,
-        None if index is None else index._index,
-        (_budget("eps", eps, batch), _budget("out_tol", out_tol, batch)),
-        (scale, even_if_slower, weights == "exact", mapped),
-        sight,
-    )
-    out = like(q, found.out.reshape(*batch, values.shape[-1]), dtype)
+    loss = (_budget("eps", eps, batch), _budget("out_tol", out_tol, batch))
+    if isinstance(k, RaggedRows) or isinstance(v, RaggedRows):
+        if not (isinstance(k, RaggedRows) and isinstance(v, RaggedRows)):
+            raise CertkError("one of k and v is a RaggedRows; pass two, with the same heads")
+        if index is not None or ball is not None:
+            raise CertkError("index and ball go with heads of equal lengths, not with RaggedRows")
+        (stored_keys, heads), (stored_values, others) = k._parts("k"), v._parts("v")
+        if heads != others:
+            raise CertkError("k and v have other starts or counts; pass values beside their keys")
+        found = _native.attention_of_ragged(
+            stored,
+            stored_keys,
+            stored_values,
+            heads,
+            loss,
+            (scale, even_if_slower, weights == "exact", False),
+            sight_of(batch, max(heads[2], default=0), seen, of_values, threads),
+        )
+        d_v = stored_values[0].shape[-1]
+    else:
+        stored_keys = keys, _ = coerce.as_native_floats("k", k)
+        stored_values = values, _ = coerce.as_native_floats("v", v)
+        n = keys.shape[-2] if keys.ndim > 1 else None
+        # Without an index all keys are read, one after the other.
+        mapped = index is not None and (coerce.is_mapped(k) or coerce.is_mapped(v))
+        found = _native.attention(
+            stored,
+            stored_keys,
+            stored_values,
+            None if index is None else index._index,
+            loss,
+            (scale, even_if_slower, weights == "exact", mapped),
+            sight_of(batch, n, seen, of_values, threads),
+        )
+        d_v = values.shape[-1]
+    out = like(q, found.out.reshape(*batch, d_v), dtype)
     return AttentionResult._of(found, out=out)
 
 

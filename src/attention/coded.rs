@@ -48,7 +48,7 @@ const FINE: f64 = 0.125;
 const FINELY: f64 = 0.9;
 const BEFORE: f64 = 0.85;
 /// Factor from the least that can be proven to what is aimed at, where that is more than the budget.
-const NEAR: f64 = 1.125;
+const NEAR: f64 = 1.5;
 /// Share of all weights from which a listed key's value is exact as well: no more than so many keys have it.
 const HEAVY: f64 = 1.0 / 32.0;
 /// Sums of weights up to which each is a number of f32 that products do not overflow.

@@ -10,7 +10,7 @@ use super::result::Attention;
 use crate::error::Error;
 use crate::index::KeyIndex;
 use crate::numerics::finite::all_finite;
-use crate::rows::{PerRow, Vectors};
+use crate::rows::{PerRow, Ragged, Vectors};
 use crate::runtime::memory::{check_memory, check_memory_in_each};
 use crate::runtime::reused::Reused;
 use crate::runtime::threads;
@@ -57,6 +57,46 @@ pub fn attention(
     index: Option<&KeyIndex>,
     options: &AttentionOptions<'_>,
 ) -> Result<Attention, Error> {
+    attend(queries, keys, values, budget, index, options)
+}
+
+/// Computes attention as [`attention`] does, over keys and values of which each head has another number.
+///
+/// A causal mask shows query i of m the keys up to i + n - m, with the n of its head. A mask has an entry for each key of the
+/// longest head, and `lengths` count from the first.
+///
+/// ```
+/// use certk_rs::{AttentionOptions, Budget, Ragged, Vectors, attention_of_ragged};
+/// let q = Vectors::new("q", &[4.0_f32, 4.0], &[2, 1, 1])?;
+/// let rows = [1.0_f32, 2.0, 3.0];
+/// let (k, v) = (Ragged::new("k", &rows, &[2], 1, &[0, 2], &[2, 1])?, Ragged::new("v", &rows, &[2], 1, &[0, 2], &[2, 1])?);
+/// let found = attention_of_ragged(&q, &k, &v, Budget::TailMass(&[0.0]), &AttentionOptions::new())?;
+/// assert_eq!((found.row(1), &found.k[..]), (vec![3.0], &[2, 1][..]));
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`attention`]; [`Error::Shape`] also where a head has another number of values than of keys.
+pub fn attention_of_ragged(
+    queries: &Vectors<'_>,
+    keys: &Ragged<'_>,
+    values: &Ragged<'_>,
+    budget: Budget<'_>,
+    options: &AttentionOptions<'_>,
+) -> Result<Attention, Error> {
+    let (keys, values) = (keys.vectors(), values.vectors());
+    let options = AttentionOptions { value_index: None, ..options.clone() };
+    attend(queries, keys, values, budget, None, &options)
+}
+
+fn attend(
+    queries: &Vectors<'_>,
+    keys: &Vectors<'_>,
+    values: &Vectors<'_>,
+    budget: Budget<'_>,
+    index: Option<&KeyIndex>,
+    options: &AttentionOptions<'_>,
+) -> Result<Attention, Error> {
     let _modes = threads::default_floats();
     // Sums of values of rows that are worked on together.
     check_memory("v", values.dim(), UNIT_ROWS * 24)?;
@@ -69,7 +109,7 @@ pub fn attention(
         values.dim().saturating_mul(8).saturating_add(160),
     )?;
     check_memory("k", keys.heads(), keys.len() / 16 + 72)?;
-    let query_rows = QueryRows::new(queries, (keys.batch(), keys.len()), options)?;
+    let query_rows = QueryRows::new(queries, (keys.batch(), keys.len(), keys.counts()), options)?;
     let job = AttentionJob::new(queries, keys, values, index, &query_rows)?;
     let mut all = Attention::empty(query_rows.rows(), values.dim(), options.precision);
     match budget {

@@ -20,7 +20,7 @@ use super::result::Attention;
 use crate::error::Error;
 use crate::index::RowVisibility;
 use crate::kernels::Simd;
-use crate::rows::{Stored, Vectors};
+use crate::rows::{Ragged, Stored, Vectors};
 use crate::runtime::memory::{check_memory, list};
 use crate::runtime::reused::Reused;
 use crate::runtime::threads;
@@ -181,10 +181,33 @@ impl Attention {
         values: &Vectors<'_>,
         options: &AttentionOptions<'_>,
     ) -> Result<Vec<f64>, Error> {
+        self.bound_errors(queries, values, options)
+    }
+
+    /// Bounds the errors of attention over heads of different lengths, as [`Attention::error_bound`].
+    ///
+    /// # Errors
+    /// As [`Attention::error_bound`].
+    pub fn error_bound_of_ragged(
+        &self,
+        queries: &Vectors<'_>,
+        values: &Ragged<'_>,
+        options: &AttentionOptions<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        self.bound_errors(queries, values.vectors(), options)
+    }
+
+    fn bound_errors(
+        &self,
+        queries: &Vectors<'_>,
+        values: &Vectors<'_>,
+        options: &AttentionOptions<'_>,
+    ) -> Result<Vec<f64>, Error> {
         let _modes = threads::default_floats();
         check_memory("q", queries.heads().saturating_mul(queries.len()), 5 * size_of::<f64>())?;
         check_memory("q", queries.heads(), 2 * size_of::<usize>())?;
-        let query_rows = QueryRows::new(queries, (values.batch(), values.len()), options)?;
+        let query_rows =
+            QueryRows::new(queries, (values.batch(), values.len(), values.counts()), options)?;
         let rows = query_rows.rows();
         let parts = [
             &self.tail_mass_upper,

@@ -72,7 +72,7 @@ pub fn attention_from_codes(
     }
     let shapes = [(index.dtype(), index.dim()), (values.dtype(), values.dim())];
     kept.check((index.batch_shape(), index.len()), shapes)?;
-    let query_rows = QueryRows::new(queries, (index.batch_shape(), index.len()), options)?;
+    let query_rows = QueryRows::new(queries, (index.batch_shape(), index.len(), None), options)?;
     let job = AttentionJob::from_codes(queries, (index, values), kept, &query_rows)?;
     let mut aims = filled("eps", query_rows.rows(), 0.0)?;
     let eps = query_rows.per_row("eps", eps)?.budgets(query_rows.shape)?;

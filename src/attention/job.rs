@@ -65,7 +65,8 @@ impl<'a> AttentionJob<'a> {
         index: Option<&'a KeyIndex>,
         query_rows: &'a QueryRows<'a>,
     ) -> Result<Self, Error> {
-        if values.batch() != keys.batch() || values.len() != keys.len() {
+        let alike = values.len() == keys.len() && values.counts() == keys.counts();
+        if values.batch() != keys.batch() || !alike {
             return Err(values.misfit(format!(
                 "there must be a value for each key; keys have shape {:?}",
                 keys.shape()

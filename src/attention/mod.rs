@@ -34,7 +34,7 @@ mod tile;
 mod views;
 
 pub use ball::ValueBall;
-pub use driver::attention;
+pub use driver::{attention, attention_of_ragged};
 pub use from_codes::attention_from_codes;
 pub use kept_rows::KeptRows;
 pub use options::{AttentionOptions, Budget, Precision, Weights};

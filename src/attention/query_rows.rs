@@ -17,6 +17,8 @@ pub(super) struct QueryRows<'a> {
     of_head: usize,
     pub(super) options: AttentionOptions<'a>,
     visible: Visible<'a>,
+    /// Keys of each head, if these differ.
+    counts: Option<Vec<usize>>,
     /// Sink of each query head.
     pub(super) sinks: Option<PerRow<'a, f64>>,
 }
@@ -28,7 +30,7 @@ impl<'a> QueryRows<'a> {
     /// [`Error::Shape`], [`Error::Length`], [`Error::RowLength`].
     pub(super) fn new(
         queries: &'a Vectors<'_>,
-        (need, keys): (&[usize], usize),
+        (need, keys, counts): (&[usize], usize, Option<Vec<usize>>),
         options: &AttentionOptions<'a>,
     ) -> Result<Self, Error> {
         let Some(matrices) = queries.heads_for_each(need) else {
@@ -42,7 +44,7 @@ impl<'a> QueryRows<'a> {
         let AttentionOptions { causal, lengths, mask, .. } = options;
         let visible = Visible::new(shape, keys, causal, lengths, mask)?;
         let sinks = options.sinks.map(|sinks| judged(sinks, shape)).transpose()?;
-        Ok(QueryRows { shape, keys, rows, of_head, options, visible, sinks })
+        Ok(QueryRows { shape, keys, rows, of_head, options, visible, counts, sinks })
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -76,7 +78,8 @@ impl<'a> QueryRows<'a> {
 
     /// Returns the visible keys of a row.
     pub(super) fn row_visibility(&self, row: usize) -> RowVisibility<'a> {
-        self.visible.row(row)
+        let counts = self.counts.as_ref();
+        self.visible.row_of(row, counts.map_or(self.keys, |counts| counts[self.head_of(row)]))
     }
 }
 

@@ -44,13 +44,18 @@ impl<'a> Visible<'a> {
 
     /// Returns the keys that a row sees.
     pub(crate) fn row(&self, row: usize) -> RowVisibility<'a> {
+        self.row_of(row, self.keys)
+    }
+
+    /// Returns the keys that a row sees of `there`, of which the others are absent.
+    pub(crate) fn row_of(&self, row: usize, there: usize) -> RowVisibility<'a> {
         let (m, n) = (self.shape[self.shape.len() - 1], self.keys);
-        let mut prefix = n;
+        let mut prefix = there;
         if let Some(lengths) = self.lengths {
             prefix = prefix.min(lengths.of(row).unsigned_abs() as usize);
         }
         if self.causal {
-            prefix = prefix.min((row % m + 1 + n).saturating_sub(m));
+            prefix = prefix.min((row % m + 1 + there).saturating_sub(m));
         }
         let allowed = self.mask.map(|(mask, strides)| {
             let start = offset(self.shape, strides, row);

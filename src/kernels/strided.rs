@@ -21,6 +21,8 @@ struct Layout {
     len: usize,
     /// Distance of rows, if it is the same for all.
     step: Option<usize>,
+    /// Of each matrix where it starts and how many rows it has, if these differ; `axes` are those of the longest.
+    ragged: Option<Vec<(usize, usize)>>,
 }
 
 impl Layout {
@@ -49,7 +51,7 @@ impl Layout {
                 even.then_some(step)
             }
         };
-        Some(Layout { axes: axes.to_vec(), strides, rows, len, step })
+        Some(Layout { axes: axes.to_vec(), strides, rows, len, step, ragged: None })
     }
 
     /// Returns the index one past the last element of any row.
@@ -67,6 +69,11 @@ impl Layout {
     /// Returns the offset of an existing row, in C order of the axes.
     #[inline]
     fn offset(&self, row: usize) -> usize {
+        if let (Some(ragged), Some(&most)) = (&self.ragged, self.axes.last()) {
+            let ((start, count), at) = (ragged[row / most], row % most);
+            assert!(at < count, "a row that is not there");
+            return start + at * self.len;
+        }
         match self.step {
             Some(step) => row * step,
             None => along(&self.axes, &self.strides, row),
@@ -109,6 +116,32 @@ impl<'a, T> Strided<'a, T> {
         let layout = Layout::new(axes, strides, len).filter(|_| axes.len() == strides.len())?;
         let inside = layout.reach()? <= data.len();
         inside.then_some(Strided { start: NonNull::from(data).cast(), layout, rows: PhantomData })
+    }
+
+    /// Returns matrices of so many rows of `len` elements each in a slice, of which each starts at its place, in elements; `axes` are
+    /// those before the rows. `None` if they reach outside.
+    pub(crate) fn ragged(
+        data: &'a [T],
+        axes: &[usize],
+        matrices: Vec<(usize, usize)>,
+        len: usize,
+    ) -> Option<Self> {
+        let most = matrices.iter().map(|(_, count)| *count).max().unwrap_or(0);
+        let axes: Vec<usize> = axes.iter().copied().chain([most]).collect();
+        let layout = Layout::new(&axes, &vec![0; axes.len()], len)?;
+        let inside = |&(start, count): &(usize, usize)| {
+            let end = count.checked_mul(len).and_then(|all| all.checked_add(start));
+            count == 0 || end.is_some_and(|end| end <= data.len())
+        };
+        let fits = layout.rows == matrices.len() * most && matrices.iter().all(inside);
+        let layout = Layout { ragged: Some(matrices), ..layout };
+        fits.then_some(Strided { start: NonNull::from(data).cast(), layout, rows: PhantomData })
+    }
+
+    /// Returns how many rows each matrix has, if these differ.
+    pub(crate) fn counts(&self) -> Option<Vec<usize>> {
+        let ragged = self.layout.ragged.as_ref()?;
+        Some(ragged.iter().map(|(_, count)| *count).collect())
     }
 
     /// Returns the rows of a view, along its last axis. `None` unless that is contiguous and no stride is negative.
@@ -165,7 +198,13 @@ impl<'a, T> Strided<'a, T> {
             return Keys::new(&[], 0, *len);
         }
         assert!(place < rows / count, "a matrix that is not there");
-        let offset = along(before, strides, place);
+        let (offset, stride, count) = match &self.layout.ragged {
+            Some(ragged) => (ragged[place].0, *len, ragged[place].1),
+            None => (along(before, strides, place), stride, count),
+        };
+        if count == 0 {
+            return Keys::new(&[], 0, *len);
+        }
         // SAFETY: that of the file: its first row is there, and so are all that follow.
         unsafe { Keys::at(self.start.add(offset), count, stride, *len) }
     }
@@ -209,6 +248,26 @@ mod tests {
         assert_eq!(empty.layout.rows, 0);
         let empty = Strided::within(&data, &[3, 2], &[50, 50], 0).unwrap();
         assert_eq!((empty.layout.rows, empty.row(5)), (6, &[][..]));
+    }
+
+    #[test]
+    fn matrices_have_different_numbers_of_rows() {
+        let data: Vec<f32> = (0..48u16).map(f32::from).collect();
+        let rows = Strided::ragged(&data, &[3], vec![(4, 2), (40, 0), (28, 4)], 5).unwrap();
+        assert_eq!(rows.counts().unwrap(), [2, 0, 4]);
+        assert_eq!((rows.row(1), rows.row(11)), (&data[9..14], &data[43..48]));
+        assert_eq!(rows.matrix(2).row(3), &data[43..48]);
+        for absent in [2, 4, 12] {
+            assert!(std::panic::catch_unwind(|| rows.row(absent)).is_err(), "{absent}");
+        }
+        for (matrix, row) in [(0, 2), (1, 0), (2, 4)] {
+            assert!(std::panic::catch_unwind(|| rows.matrix(matrix).row(row)).is_err());
+        }
+        for wrong in [vec![(44, 1), (0, 0), (0, 0)], vec![(usize::MAX, 1); 3], vec![(0, 1)]] {
+            assert!(Strided::ragged(&data, &[3], wrong, 5).is_none());
+        }
+        assert!(Strided::ragged(&data, &[2], vec![(0, usize::MAX); 2], 5).is_none());
+        assert!(Strided::ragged(&data, &[2], vec![(99, 0); 2], 5).is_some());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Borrowed vectors: queries and keys.
 
-use super::{Data, Stored, contiguous};
+use super::{Data, Stored, contiguous, for_dtype};
 use crate::error::{Error, Place};
 use crate::numerics::finite::all_finite;
 use crate::runtime::memory::product;
@@ -90,7 +90,12 @@ impl<'a> Vectors<'a> {
         self.shape[self.shape.len() - 1]
     }
 
-    /// Returns the number of vectors of a matrix.
+    /// Returns the number of vectors of each matrix, if these differ.
+    pub(crate) fn counts(&self) -> Option<Vec<usize>> {
+        for_dtype!(self.data, rows => rows.counts())
+    }
+
+    /// Returns the number of vectors of a matrix: of the longest, if they differ.
     pub(crate) fn len(&self) -> usize {
         self.shape[self.shape.len() - 2]
     }

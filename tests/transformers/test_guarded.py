@@ -28,7 +28,7 @@ from certk_rs.transformers.recorder import _Found, _Sum
 from certk_rs.transformers.settings import Budget
 from cli_fixtures import forge
 from forgeries import put
-from model_caches import last_queries, logits_of, prefilled
+from model_caches import last_queries, logits_of, prefilled, rows_of
 
 N, MORE, EPS = 96, 12, 0.02
 CODES: dict[str, Any] = {"guard": "codes"}
@@ -77,9 +77,14 @@ class Truth:
     def __init__(self, at: int, call: dict[str, Any], pruned: Any, full: Any) -> None:
         layer, step = call["module"].layer_idx, at // len(pruned.layers)
         own, whole = pruned.layers[layer], full.layers[layer]
+        heads = rows_of(own)
+        new = [
+            torch.stack([rows[-MORE:] for rows in part])
+            for part in (heads[: len(heads) // 2], heads[len(heads) // 2 :])
+        ]
         keys, values = (
-            torch.cat([old[0, :, :N], new[0, :, new.shape[2] - MORE :][:, : step + 1]], 1)
-            for old, new in ((whole.keys, own.keys), (whole.values, own.values))
+            torch.cat([old[0, :, :N], more[:, : step + 1]], 1)
+            for old, more in zip((whole.keys, whole.values), new, strict=True)
         )
         q = call["query"][0, :, -1].double().numpy()
         group = len(q) // len(keys)

@@ -14,7 +14,8 @@ use super::results::{Field, PerRow, result};
 use super::value_index::{ValueIndex, Values};
 use certk_rs::bindings::{copied, default_floats, list, with_threads};
 use certk_rs::{
-    self as core, Attention, AttentionOptions, Budget, Error, KeptRows, Outputs, Precision, Weights,
+    self as core, Attention, AttentionOptions, Budget, Error, KeptRows, Outputs, Precision, Ragged,
+    Weights,
 };
 
 #[pyclass(frozen, module = "certk_rs._native")]
@@ -186,7 +187,22 @@ struct Owed {
     out: Py<PyAny>,
     queries: Py<PyAny>,
     values: Py<PyAny>,
+    /// Batch axes, starts and counts of the values of each head, if these differ.
+    ragged: Option<Heads>,
     sight: Py<PyAny>,
+}
+
+/// Batch axes, and where each head starts and how many rows it has.
+type Heads = (Vec<usize>, Vec<usize>, Vec<usize>);
+
+/// Returns rows of which each head has another number.
+fn ragged<'a>(
+    argument: &'static str,
+    stored: &'a Stored<'_>,
+    (batch, starts, counts): &Heads,
+) -> PyResult<Ragged<'a>> {
+    let dim = stored.shape().last().copied().unwrap_or(0);
+    Ragged::new(argument, stored.data(argument)?, batch, dim, starts, counts).raise()
 }
 
 impl Owed {
@@ -207,16 +223,23 @@ impl Owed {
     /// Computes the bound by a pass over the values.
     fn bound(&self, py: Python<'_>) -> PyResult<Vec<f64>> {
         let _modes = default_floats();
-        let (queries, values) = (self.queries.extract(py)?, self.values.extract(py)?);
-        let (queries, values) = (vectors(&queries, "q")?, vectors(&values, "v")?);
+        let (queries, values): (Stored<'_>, Stored<'_>) =
+            (self.queries.extract(py)?, self.values.extract(py)?);
+        let queries = vectors(&queries, "q")?;
         let stored: Stored<'_> = self.out.extract(py)?;
         let stored = stored.data("out")?;
         let mut out = list("out", stored.len()).raise()?;
         out.extend((0..stored.len()).filter_map(|at| stored.get(at)));
         let found = self.of(Outputs::F64(out)).raise()?;
-        self.sight
-            .extract::<Sight<'_>>(py)?
-            .with(py, |options| detached(py, || found.error_bound(&queries, &values, &options)))
+        let sight = self.sight.extract::<Sight<'_>>(py)?;
+        if let Some(heads) = &self.ragged {
+            let values = ragged("v", &values, heads)?;
+            return sight.with(py, |options| {
+                detached(py, || found.error_bound_of_ragged(&queries, &values, &options))
+            });
+        }
+        let values = vectors(&values, "v")?;
+        sight.with(py, |options| detached(py, || found.error_bound(&queries, &values, &options)))
     }
 }
 
@@ -239,8 +262,41 @@ impl Field for ErrorBound {
     }
 }
 
-/// `loss` is a budget on the tail mass, or one on the output. `how` is the scale, whether to drop keys even if that is
-/// slower, whether weights come from exact scores alone, and whether keys or values lie in mapped files.
+/// A budget on the tail mass, or one on the output.
+type Loss<'py> = (Option<Budgets<'py>>, Option<Budgets<'py>>);
+
+/// The scale, whether to drop keys even if that is slower, whether weights come from exact scores alone, and whether keys or values
+/// lie in mapped files.
+type How<'py> = (Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>, bool, bool);
+
+fn budget<'b>(loss: &'b Loss<'_>) -> PyResult<Budget<'b>> {
+    match loss {
+        (Some(eps), None) => Ok(Budget::TailMass(eps.slice()?)),
+        (None, Some(out_tol)) => Ok(Budget::Output(out_tol.slice()?)),
+        _ => Err(CertkError::new_err(
+            "eps and out_tol exclude each other; pass one of them: a budget on the tail mass, or on the output's error",
+        )),
+    }
+}
+
+/// Sets what `how` says.
+fn with_how<'a>(
+    options: AttentionOptions<'a>,
+    how: How<'_>,
+    q: &Stored<'_>,
+) -> PyResult<AttentionOptions<'a>> {
+    let (scale, even_if_slower, exact_weights, mapped) = how;
+    Ok(options
+        .scale(scale.map(|scale| arguments::real("scale", &scale)).transpose()?)
+        .precision(precision(q))
+        .even_if_slower(match even_if_slower {
+            Some(slower) => arguments::flag("even_if_slower", &slower)?,
+            None => false,
+        })
+        .weights(if exact_weights { Weights::Exact } else { Weights::Codes })
+        .mapped(mapped))
+}
+
 #[pyfunction]
 #[expect(clippy::too_many_arguments)] // queries, keys, values, and how
 pub(super) fn attention<'py>(
@@ -249,8 +305,8 @@ pub(super) fn attention<'py>(
     k: Stored<'py>,
     v: Bound<'py, PyAny>,
     index: Option<Index<'py>>,
-    loss: (Option<Budgets<'py>>, Option<Budgets<'py>>),
-    how: (Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>, bool, bool),
+    loss: Loss<'py>,
+    how: How<'py>,
     sight: Bound<'py, PyAny>,
 ) -> PyResult<Attended> {
     let _modes = default_floats();
@@ -258,39 +314,58 @@ pub(super) fn attention<'py>(
     let queries = vectors(&stored[0], "q")?;
     let keys = vectors(&k, "k")?;
     let values = vectors(&stored[1], "v")?;
-    let budget = match &loss {
-        (Some(eps), None) => Budget::TailMass(eps.slice()?),
-        (None, Some(out_tol)) => Budget::Output(out_tol.slice()?),
-        _ => {
-            return Err(CertkError::new_err(
-                "eps and out_tol exclude each other; pass one of them: a budget on the tail mass, or on the output's error",
-            ));
-        }
-    };
+    let budget = budget(&loss)?;
     let (built, tables) = match &index {
         Some(Index::Built(index)) => (Some(index.get()), None),
         Some(Index::Tables(tables)) => (None, Some(tables.index(k.shape(), k.dtype())?)),
         None => (None, None),
     };
-    let precision = precision(&stored[0]);
-    let (scale, even_if_slower, exact_weights, mapped) = how;
-    let mut found = sight.extract::<Sight<'_>>()?.with(py, |options| {
-        let options = options
-            .scale(scale.map(|scale| arguments::real("scale", &scale)).transpose()?)
-            .precision(precision)
-            .even_if_slower(match even_if_slower {
-                Some(slower) => arguments::flag("even_if_slower", &slower)?,
-                None => false,
-            })
-            .weights(if exact_weights { Weights::Exact } else { Weights::Codes })
-            .mapped(mapped);
+    let found = sight.extract::<Sight<'_>>()?.with(py, |options| {
+        let options = with_how(options, how, &stored[0])?;
         detached(py, || {
             let read = built.map(KeyIndex::read);
             let index = read.as_deref().or(tables.as_ref());
             core::attention(&queries, &keys, &values, budget, index, &options)
         })
     })?;
-    let batch = stored[0].shape().split_last().map_or(&[][..], |(_, batch)| batch).to_vec();
+    owing(py, found, (q, &stored[0]), v, None, sight)
+}
+
+/// Attends to rows of which each head has another number: keys and values, each all rows of all heads, and the heads.
+#[pyfunction]
+#[expect(clippy::too_many_arguments)] // queries, keys, values, and how
+pub(super) fn attention_of_ragged<'py>(
+    py: Python<'py>,
+    q: Bound<'py, PyAny>,
+    k: Stored<'py>,
+    v: Bound<'py, PyAny>,
+    heads: Heads,
+    loss: Loss<'py>,
+    how: How<'py>,
+    sight: Bound<'py, PyAny>,
+) -> PyResult<Attended> {
+    let _modes = default_floats();
+    let stored: [Stored<'_>; 2] = [q.extract()?, v.extract()?];
+    let queries = vectors(&stored[0], "q")?;
+    let (keys, values) = (ragged("k", &k, &heads)?, ragged("v", &stored[1], &heads)?);
+    let budget = budget(&loss)?;
+    let found = sight.extract::<Sight<'_>>()?.with(py, |options| {
+        let options = with_how(options, how, &stored[0])?;
+        detached(py, || core::attention_of_ragged(&queries, &keys, &values, budget, &options))
+    })?;
+    owing(py, found, (q, &stored[0]), v, Some(heads), sight)
+}
+
+/// Returns a result that computes its bound on first use, unless it has one.
+fn owing<'py>(
+    py: Python<'py>,
+    mut found: Attention,
+    (q, queries): (Bound<'py, PyAny>, &Stored<'_>),
+    v: Bound<'py, PyAny>,
+    ragged: Option<Heads>,
+    sight: Bound<'py, PyAny>,
+) -> PyResult<Attended> {
+    let batch = queries.shape().split_last().map_or(&[][..], |(_, batch)| batch).to_vec();
     let out = array(py, std::mem::take(&mut found.out)).unbind();
     let owed = if found.within.is_some() {
         None
@@ -303,9 +378,10 @@ pub(super) fn attention<'py>(
         owed.coded_error = std::mem::take(&mut found.coded_error);
         owed.rounding = std::mem::take(&mut found.rounding);
         Some(Owed {
-            out: (out.clone_ref(py), stored[0].dtype()).into_pyobject(py)?.into_any().unbind(),
+            out: (out.clone_ref(py), queries.dtype()).into_pyobject(py)?.into_any().unbind(),
             queries: q.unbind(),
             values: v.unbind(),
+            ragged,
             sight: sight.unbind(),
             found: owed,
         })

@@ -35,7 +35,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::attention::{Attended, ValueBall, attention, attention_from_codes};
+    use super::attention::{
+        Attended, ValueBall, attention, attention_from_codes, attention_of_ragged,
+    };
     #[pymodule_export]
     use super::bounds::{
         best_cuts, blockwise, bretagnolle_huber, kl_from_tail_mass, multi_gap, pinsker,

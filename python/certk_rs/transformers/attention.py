@@ -101,11 +101,14 @@ def certified_attention(
         # A pruned cache: each kv head has its keys at the end.
         first.used()
         check_positions(first, kwargs.get("position_ids"))
-        rows = rows.only_from(np.repeat(first.slots, shape[1] // key.shape[1]))
+        slots = np.repeat(first.slots, shape[1] // key.shape[1])
+        rows = rows.only_from(slots)
     if (gone := dropped_by_a_press(module, query, key)) is not None:
         rows = rows.without(np.repeat(gone, shape[1] // key.shape[1], axis=1))
     scale = None if scaling is None else float(scaling)
     if writer is not None:
+        if first is not None and first.ragged is not None:
+            raise CertkError("a pruned cache has not all keys: capture without it")
         writer.add(module, query, key, value, rows, scale)
         if s_aux is None:
             return _dense(module, query, key, value, attention_mask, scale, causal), None
@@ -115,11 +118,15 @@ def certified_attention(
         if shape[2] == 1 and causal and first is None and gone is None and sliding_window is None:
             settings.advise_an_index(module, budget, key)
     index, ball = known_of(key, value)
+    attended, keys, values = rows, key, value
+    if first is not None and first.ragged is not None:
+        keys, values = first.ragged.rows()
+        attended = rows.behind(slots, first.ragged.counts)
     with _native.OpenMpTeam():
         result = attention_of(
             query,
-            key,
-            value,
+            keys,
+            values,
             budget.eps,
             out_tol=budget.out_tol,
             scale=scale,
@@ -129,7 +136,7 @@ def certified_attention(
             threads=torch.get_num_threads() if budget.threads is None else budget.threads,
             even_if_slower=budget.even_if_slower,
             weights=budget.weights,
-            **rows.arguments(),
+            **attended.arguments(),
         )
     if first is not None and first.guarded is not None and writer is None:
         threads = torch.get_num_threads() if budget.threads is None else budget.threads

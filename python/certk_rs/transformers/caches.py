@@ -2,10 +2,11 @@
 
 A pruned cache keeps another number of keys in every head and layer, and has two lengths. Its
 logical length, which it reports, is that of the text it stands for: positions go on from there. Its
-physical length is the same in all layers and heads, since a model makes one mask for all of them:
-heads that keep less have empty slots in front of their keys. Certified attention leaves these out
-by itself. No other implementation does, so that it is refused; with `compact=True` slots are filled
-with further keys of the text instead, and any implementation will do.
+physical length is the same in all layers and heads, since a model makes one mask for all of them.
+Heads that keep less have empty slots in front of their keys in that mask, and no memory for them:
+kept rows lie end to end (`RaggedKv`). Certified attention reads them so. No other implementation
+does, so that it is refused; with `compact=True` slots are filled with further keys of the text
+instead, and any implementation will do.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from .coded_cache import CodedCache, encode_cache, whole_rows
 from .guarded import GuardedLayer, Losses, LostCall, Manner, OnBreach, Rows
 from .per_head import pad_with_latest, select_per_head
 from .pruned_file import PrunedFile
+from .ragged_kv import RaggedKv
 from .rows_of_file import RowsOfFile
 from .stored import tensor
 
@@ -147,12 +149,12 @@ class PrunedCache(Cache):  # type: ignore[misc]
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory: keys and values with their empty slots, guards, and what they fetched.
+        """Bytes in memory: keys and values, guards, and what they fetched.
 
         With `on_breach="recall"` and no source the whole cache that was pruned is held, too, and is
         among them.
         """
-        held: int = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+        held: int = sum(layer.held_bytes for layer in self.layers)
         held += sum(layer.guarded.nbytes for layer in self.layers if layer.guarded is not None)
         rows = None if self._losses is None else self._losses.rows
         return held + (rows.nbytes if isinstance(rows, RowsOfCache) else 0)
@@ -174,28 +176,58 @@ class PrunedCache(Cache):  # type: ignore[misc]
 
 
 class ShortenedLayer(DynamicLayer):  # type: ignore[misc]
-    """Kept keys (1, kv_heads, physical, d) behind empty slots, standing for `n` keys."""
+    """Kept keys of each kv head, `most` in all with empty slots before them, standing for `n` keys.
 
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, slots: NDArray[np.int64], n: int, index: int
-    ) -> None:
+    Where slots are empty, `keys` and `values` are stand-ins (1, kv_heads, physical, d) without
+    memory; of attention that takes them for keys the outputs are NaN.
+    """
+
+    def __init__(self, rows: _Rows, most: int, n: int, index: int) -> None:
         super().__init__()
-        self.keys, self.values = keys, values
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.of: PrunedCache | None = None
         self.guarded: GuardedLayer | None = None
-        self.slots = slots
+        self.slots = np.array([most - len(keys) for keys in rows[0]], np.int64)
         """The first slot that each kv head fills."""
-        self._gone = n - keys.shape[-2]
-        self._least = keys.shape[-2]
+        self.ragged = RaggedKv(*rows) if self.slots.any() else None
+        """Keys and values, if slots are empty."""
+        self._like = [heads[0].new_full((1, 1, 1, 1), torch.nan) for heads in rows]
+        self._dims = [heads[0].shape[-1] for heads in rows]
+        if self.ragged is None:
+            self.keys, self.values = (torch.stack(heads)[None] for heads in rows)
+        else:
+            self._show(most)
+        self.dtype, self.device, self.is_initialized = self.keys.dtype, self.keys.device, True
+        self._gone = n - most
+        self._least = most
         self._index = index
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of keys and values."""
+        held: int = (
+            self.keys.nbytes + self.values.nbytes if self.ragged is None else self.ragged.nbytes
+        )
+        return held
+
+    def _show(self, physical: int) -> None:
+        """Make stand-ins for keys and values of a physical length."""
+        assert self.ragged is not None
+        self.keys, self.values = (
+            like.expand(*self.ragged.counts.shape, physical, d)
+            for like, d in zip(self._like, self._dims, strict=True)
+        )
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append; the keys that come back carry where they begin."""
         self._check(key_states)
-        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        if self.ragged is None:
+            keys, values = super().update(key_states, value_states, *args, **kwargs)
+        else:
+            self.ragged.append(key_states, value_states)
+            self._show(self.keys.shape[-2] + key_states.shape[2])
+            keys, values = self.keys, self.values
         cache = self.of
         if cache is not None and cache.unused is not None:
             unused, cache.unused = cache.unused, None
@@ -253,9 +285,45 @@ class ShortenedLayer(DynamicLayer):  # type: ignore[misc]
                 f"crop({tokens_to_remove}): only the {self.keys.shape[-2] - self._least} tokens "
                 "that were appended to a pruned cache can be removed; give their number, negative"
             )
-        if tokens_to_remove:
+        if tokens_to_remove and self.ragged is not None:
+            self.ragged.crop(-tokens_to_remove)
+            self._show(self.keys.shape[-2] + tokens_to_remove)
+        elif tokens_to_remove:
             self.keys = self.keys[..., :tokens_to_remove, :]
             self.values = self.values[..., :tokens_to_remove, :]
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Give each entry of the batch the rows of another one."""
+        if not self._taken(beam_idx):
+            super().reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each entry of the batch."""
+        if not self._taken(torch.arange(len(self.keys)).repeat_interleave(repeats)):
+            super().batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep some entries of the batch."""
+        if not self._taken(torch.arange(len(self.keys))[indices]):
+            super().batch_select_indices(indices)
+
+    def _taken(self, entries: torch.Tensor) -> bool:
+        if self.ragged is None:
+            return False
+        self.ragged.take(entries.tolist())
+        self._show(self.keys.shape[-2])
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pickled, a stand-in would take the memory of what it stands for.
+        if self.ragged is None:
+            return self.__dict__
+        return {**self.__dict__, "keys": self.keys.shape[-2], "values": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.ragged is not None:
+            self._show(state["keys"])
 
     def reset(self) -> None:
         """Refuse: a pruned cache without its keys is none."""
@@ -641,24 +709,12 @@ def _scale(scale: Any) -> float | None:
 
 
 def _pruned(layers: Sequence[_Rows], certificates: Sequence[PrunedLayer]) -> PrunedCache:
-    """Make a cache of kv heads that keep different numbers of rows, behind empty slots."""
+    """Make a cache of kv heads that keep different numbers of rows."""
     most = max(len(rows) for keys, _ in layers for rows in keys)
     made = []
-    for (keys, values), about in zip(layers, certificates, strict=True):
-        slots = np.array([most - len(rows) for rows in keys], dtype=np.int64)
-        # Keys that are NaN: attention that does not leave the slots out must not go unnoticed.
-        # Values that are would do no more, and take certified attention several times as long.
-        both = _behind(keys, most, torch.nan), _behind(values, most, 0.0)
-        made.append(ShortenedLayer(*both, slots, about.n, about.layer))
+    for rows, about in zip(layers, certificates, strict=True):
+        made.append(ShortenedLayer(rows, most, about.n, about.layer))
     return PrunedCache(made, certificates)
-
-
-def _behind(heads: list[torch.Tensor], most: int, empty: float) -> torch.Tensor:
-    """Join heads of rows (kept, d) in one tensor (1, heads, most, d), behind empty slots."""
-    full = heads[0].new_full((1, len(heads), most, heads[0].shape[-1]), empty)
-    for g, rows in enumerate(heads):
-        full[0, g, most - len(rows) :] = rows
-    return full
 
 
 def _read_full(path: Path) -> DynamicCache:

@@ -70,6 +70,24 @@ class Visibility:
             self.shape, np.minimum(np.maximum(self.starts, first), self.ends), self.ends, None
         )
 
+    def behind(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Visibility:
+        """Return the same of keys that each head (heads,) has from its slot on, and no others.
+
+        `counts` (batch, kv_heads) are theirs; places then count from a head's own first key.
+        """
+        batch, heads, m, _ = self.shape
+        shape = (batch, heads, m, int(counts.max()))
+        first = slots[None, :, None]
+        ends = np.broadcast_to(np.maximum(self.ends - first, 0), shape[:3])
+        if self.mask is None and (self.starts <= first).all():
+            return Visibility(shape, np.zeros_like(ends), ends, None)
+        whole = np.broadcast_to(self.full_mask(), self.shape)
+        mask = np.zeros(shape, np.bool_)
+        for head, slot in enumerate(slots):
+            seen = whole[:, head, :, slot:]
+            mask[:, head, :, : seen.shape[-1]] = seen
+        return Visibility(shape, np.zeros_like(ends), ends, mask)
+
     def without(self, gone: NDArray[np.bool_]) -> Visibility:
         """Return the same without the keys that are True in `gone` (batch, heads, n)."""
         if not gone.any():
