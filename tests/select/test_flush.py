@@ -6,6 +6,8 @@ and answers as small as that. Inputs are made beforehand.
 
 from __future__ import annotations
 
+import io
+import json
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -248,7 +250,8 @@ def test_a_pruned_cache_is_the_same_file_and_its_audit_the_same(tmp_path: Path) 
 
 def test_a_recorder_sees_the_smallest_loss() -> None:
     pytest.importorskip("transformers")
-    from certk_rs.transformers.recorder import Recorder, _Found
+    from certk_rs.transformers.history import Found
+    from certk_rs.transformers.recorder import Recorder
     from certk_rs.transformers.settings import Budget
 
     q, k = np.full((1, 1, 1, 1), 1.0, np.float32), np.array([0.0] + [-600.0] * 30)
@@ -258,9 +261,14 @@ def test_a_recorder_sees_the_smallest_loss() -> None:
     )
     assert found.k[0, 0, 0] < 31
     assert 0.0 < found.tail_mass_upper[0, 0, 0] < np.finfo(np.float64).tiny
+    nothing = ck.attention(q, lent, lent, 0.0)
     with flushing():
-        record = _Found(found, np.full((1, 1, 1), 31), Budget(0.1, None, None))
-        recorder = Recorder()
-        recorder._add(torch.nn.Module(), record)
-        [layer] = recorder.layers
-    assert layer.tail_mass_upper > 0.0
+        budget, recorder, module = Budget(0.1, None, None), Recorder(), torch.nn.Module()
+        for each in (nothing, found, nothing):
+            recorder._add(module, Found(each, np.full((1, 1, 1), 31), budget))
+        [layer], calls = recorder.layers, recorder.records()
+        recorder.to_jsonl(lines := io.StringIO())
+    least = found.tail_mass_upper[0, 0, 0]
+    assert layer.tail_mass_upper == least
+    assert [call["tail_mass_upper"] for call in calls] == [0.0, least, 0.0]
+    assert [json.loads(line) for line in lines.getvalue().splitlines()] == calls

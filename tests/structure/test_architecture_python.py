@@ -33,8 +33,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
         *{"", "_display", "_files", "_jobs", "transformers", "audit"},
         *{"results", "errors", *SUBJECTS},
     },
-    # Pruning scores keys where they are, as jobs do.
-    "transformers": {"", "_files", *COMMON, *SUBJECTS},
+    # Pruning scores keys where they are, as jobs do; a recorder is shown.
+    "transformers": {"", "_display", "_files", *COMMON, *SUBJECTS},
     "kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "guard", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "_jobs": {"", "audit", "_display", "_files", *COMMON, *SUBJECTS},

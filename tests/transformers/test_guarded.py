@@ -24,7 +24,7 @@ from certk_rs import transformers as ct
 from certk_rs._files.certificate import read_certificate
 from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs.transformers.guarded import GuardedLayer, Manner, _Part
-from certk_rs.transformers.recorder import _Found, _Sum
+from certk_rs.transformers.history import Found
 from certk_rs.transformers.settings import Budget
 from cli_fixtures import forge
 from forgeries import put
@@ -241,12 +241,13 @@ def test_what_is_left_to_dropped_keys_is_rounded_down() -> None:
 
 
 def test_a_call_beyond_its_budget_is_not_forgotten() -> None:
-    summed, n = _Sum("Attention"), np.array([4])
-    for lost in (0.1, 0.3, 0.1):
-        k = np.array([2])
-        result: Any = SimpleNamespace(tail_mass_upper=np.array([lost]), k=k, scored=k)
-        summed.add(_Found(result, n, Budget(0.2)), with_bounds=False)
-    told = summed.certificate(0)
+    layer, n = torch.nn.Module(), np.array([4])
+    with ct.Recorder(error_bounds=False) as recorder:
+        for lost in (0.1, 0.3, 0.1):
+            k = np.array([2])
+            result: Any = SimpleNamespace(tail_mass_upper=np.array([lost]), k=k, scored=k)
+            recorder._add(layer, Found(result, n, Budget(0.2)))
+    [told] = recorder.layers
     assert (told.holds, told.tail_mass_upper, told.calls) == (False, 0.3, 3)
 
 

@@ -78,14 +78,21 @@ class Section:
     folds: Sequence[Fold] = ()
 
 
-def pyplot() -> ModuleType:
-    """Matplotlib's pyplot, drawing to memory."""
+def matplotlib() -> ModuleType:
+    """Matplotlib as its user has set it."""
     try:
         import matplotlib as mpl
     except ImportError:
         raise CertkError(
             f"plots need matplotlib, which is not installed: {pip_install('plot')}"
         ) from None
+    module: ModuleType = mpl
+    return module
+
+
+def pyplot() -> ModuleType:
+    """Matplotlib's pyplot, drawing to memory."""
+    mpl = matplotlib()
     mpl.use("Agg")
     # Text stays text, and the same data gives the same bytes.
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "certk", "font.size": 10})

@@ -34,7 +34,7 @@ class Shown:
         raise NotImplementedError
 
     def to_pandas(self) -> DataFrame:
-        """Return a new pandas DataFrame: a line per row (or set, or file), a column per number.
+        """Return a new pandas DataFrame: a line per row (set, file or call), a column per number.
 
         Raises:
             CertkError: pandas is not installed.

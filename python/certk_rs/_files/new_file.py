@@ -36,11 +36,19 @@ def new_file(location: Location, *, replace: bool = False) -> WritableFile:
     return _Upload(location, replace)
 
 
+@contextlib.contextmanager
+def written(place: Place, *, replace: bool = False) -> Iterator[BinaryIO]:
+    """Open a new file as a stream; it gets its name when the block ends without an error."""
+    with new_file(locate(place), replace=replace) as file:
+        with file.stream() as stream:
+            yield stream
+        file.commit()
+
+
 def write_text(place: Place, text: str, *, replace: bool = False) -> None:
     """Write a file of text in UTF-8."""
-    with new_file(locate(place), replace=replace) as file:
-        file.write_at(0, text.encode())
-        file.commit()
+    with written(place, replace=replace) as stream:
+        stream.write(text.encode())
 
 
 def write_json(place: Place, body: Mapping[str, Any], *, replace: bool = False) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from .. import _native
+from .._display.by_call import draw, new_axes
+from .._display.shown import Shown
+from .._files.new_file import written
 from ..errors import CertkError
 from ..results import AttentionResult
+from .history import Found, History
 from .masks import Visibility
 from .settings import Budget
 
@@ -60,11 +67,13 @@ class LayerCertificate:
     """True if every row is within its budget."""
 
 
-class Recorder:
+class Recorder(Shown):
     """Context manager that keeps what every certified attention call inside has proven.
 
     At its end `layers` is a certificate per layer, and `str(recorder)` a table of them, with a
-    remark where nothing ran or nothing was dropped. Like `budget` it sees the calls of this thread.
+    remark where nothing ran or nothing was dropped. `records` follows the layers call by call, and
+    so do `to_jsonl`, `plot` and `to_pandas`, whose frame has a line per record. Like `budget` it
+    sees the calls of this thread.
     """
 
     def __init__(self, *, error_bounds: bool = True, rows: bool = True) -> None:
@@ -74,13 +83,13 @@ class Recorder:
             error_bounds: Compute the bound on each output's error, which takes a pass over the
                 values in every call.
             rows: Keep the figures of every row in `calls`, about 32 bytes a row; without, only
-                the summary of each layer.
+                the record of each call, 71 bytes.
         """
         self.calls: list[Call] = []
         """Every call in its order, if `rows`."""
         self._error_bounds = error_bounds
         self._rows = rows
-        self._sums: dict[int, _Sum] = {}
+        self._history = History()
         self._modules: dict[nn.Module, int] = {}
         self._entered = self._over = False
 
@@ -101,7 +110,82 @@ class Recorder:
     @property
     def layers(self) -> list[LayerCertificate]:
         """A certificate per layer, by its number."""
-        return [self._sums[layer].certificate(layer) for layer in sorted(self._sums)]
+        with _native.DefaultFloats():
+            told = self._history.packed()
+            return [self._certificate(told[told["layer"] == i]) for i in np.unique(told["layer"])]
+
+    def _certificate(self, told: NDArray[Any]) -> LayerCertificate:
+        rows, bounds = told["rows"], told["error_bound"]
+        all_rows = max(int(rows.sum()), 1)
+        return LayerCertificate(
+            int(told["layer"][0]),
+            self._history.names[told["name"][0]],
+            len(told),
+            int(rows.sum()),
+            float(told["budget"].max()),
+            float(told["tail_mass_upper"].max()),
+            float(np.nansum(told["kept"] * rows)) / all_rows,
+            float(np.nansum(told["scored"] * rows)) / all_rows,
+            None if np.isnan(bounds).all() else float(np.nanmax(bounds)),
+            bool(told["holds"].all()),
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a record per call and layer, in the order of calls.
+
+        `call` counts the calls of the layer from 0. `rows` that see no key are not counted: `n` is
+        the most keys that one sees, `kept` and `scored` are means of k/n and of the share that was
+        scored exactly (None without rows), `tail_mass_upper` and `error_bound` (None if not asked
+        for, inf if nothing finite is proven) the largest of any. `kind` is "eps" or "out_tol", of
+        which `budget` is. `holds` is True if every row is within it.
+        """
+        return list(self._history.records())
+
+    def to_jsonl(self, to: str | os.PathLike[str] | TextIO, *, replace: bool = False) -> None:
+        """Write the records as lines of JSON, to a stream or as a new file, which is whole or not.
+
+        Numbers are read back as they are, so that bounds are still bounds. An `error_bound` that
+        was not asked for is left out, and null if it is infinite.
+
+        Raises:
+            CertkError: The file is there, and `replace` is not set.
+            OSError: It cannot be written.
+        """
+        if not isinstance(to, str | os.PathLike):
+            to.writelines(self._history.lines())
+            return
+        with written(to, replace=replace) as stream:
+            stream.writelines(line.encode() for line in self._history.lines())
+
+    def plot(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        axes: Any = None,
+        replace: bool = False,
+    ) -> Any:
+        """Draw tail mass and error bound of each layer over its calls, and return the two axes.
+
+        Args:
+            path: A new file, in the format that its name ends in. Without, the figure is one of
+                pyplot, which notebooks and `pyplot.show()` show.
+            axes: Two axes of matplotlib to draw into.
+            replace: Replace the file if there is one.
+
+        Raises:
+            CertkError: Matplotlib is not installed, the file is there, or is of no known format.
+            OSError: It cannot be written.
+        """
+        axes = draw(self._history.columns(), new_axes(path is None) if axes is None else axes)
+        if path is not None:
+            canvas, kind = axes[0].figure.canvas, Path(path).suffix[1:].lower()
+            if kind not in (kinds := canvas.get_supported_filetypes()):
+                raise CertkError(
+                    f"path is {os.fspath(path)!r}: give a name that ends in .{', .'.join(kinds)}"
+                )
+            with written(path, replace=replace) as stream:
+                canvas.print_figure(stream, format=kind, dpi=150)
+        return axes
 
     def table(self) -> str:
         """Return the certificates as a table of text."""
@@ -140,14 +224,21 @@ class Recorder:
         """Return the table, and a remark below it where nothing ran or nothing was dropped."""
         return "\n".join([self.table(), *self._remarks()])
 
+    def summary(self) -> str:
+        """Return the same as `str(recorder)`."""
+        return str(self)
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        return self._history.columns()
+
     def _remarks(self) -> list[str]:
-        sums = self._sums.values()
-        if not sums:
+        told = self._history.packed()
+        if not told.size:
             return [
                 "No certified attention ran inside: switch the model over by "
                 "certk_rs.transformers.use(model, eps=...), and run it in this thread."
             ]
-        if all(each.spared and each.kept == each.scored == each.rows for each in sums):
+        if told["spared"].any() and not ((told["kept"] < 1) | (told["scored"] < 1)).any():
             return [
                 "Nothing was dropped: in prefill, in encoders and without an index all keys are "
                 "computed where that is faster. To drop what the budget allows all the same: "
@@ -155,11 +246,11 @@ class Recorder:
             ]
         return []
 
-    def _add(self, module: nn.Module, call: _Found) -> None:
+    def _add(self, module: nn.Module, call: Found) -> None:
         layer = self._number(module)
         # A host that flushes subnormal numbers would find none larger than 0.
         with _native.DefaultFloats():
-            self._sums.setdefault(layer, _Sum(type(module).__name__)).add(call, self._error_bounds)
+            self._history.add(layer, type(module).__name__, call, self._error_bounds)
         if self._rows:
             bound = call.result.error_bound if self._error_bounds else None
             r = call.result
@@ -176,64 +267,10 @@ class Recorder:
         return self._modules[module]
 
 
-@dataclass(frozen=True)
-class _Found:
-    result: AttentionResult
-    n: NDArray[np.int64]
-    budget: Budget
-
-
-class _Sum:
-    """All calls of a layer so far."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.calls = self.rows = 0
-        self.budget = self.upper = self.kept = self.scored = 0.0
-        self.bound: float | None = None
-        self.holds = True
-        self.spared = False
-        """True if a call might have dropped keys but for the time it takes."""
-
-    def add(self, call: _Found, with_bounds: bool) -> None:
-        some = call.n > 0
-        upper = call.result.tail_mass_upper[some]
-        self.calls += 1
-        self.rows += int(np.count_nonzero(some))
-        self.upper = max(self.upper, float(upper.max(initial=0.0)))
-        self.kept += float((call.result.k[some] / call.n[some]).sum())
-        self.scored += float((call.result.scored[some] / call.n[some]).sum())
-        limit = call.budget.out_tol if call.budget.eps is None else call.budget.eps
-        self.spared |= bool(limit) and not call.budget.even_if_slower
-        assert limit is not None
-        self.budget = max(self.budget, float(limit))
-        within = upper
-        if with_bounds or call.budget.eps is None:
-            bounds = call.result.error_bound[some]
-            self.bound = max(self.bound or 0.0, float(bounds.max(initial=0.0)))
-            within = upper if call.budget.eps is not None else bounds
-        self.holds &= bool((within <= limit).all())
-
-    def certificate(self, layer: int) -> LayerCertificate:
-        rows = max(self.rows, 1)
-        return LayerCertificate(
-            layer,
-            self.name,
-            self.calls,
-            self.rows,
-            self.budget,
-            self.upper,
-            self.kept / rows,
-            self.scored / rows,
-            self.bound,
-            self.holds,
-        )
-
-
 def record(module: nn.Module, result: AttentionResult, rows: Visibility, budget: Budget) -> None:
     """Tell every open recorder of a call, before the values it was about can change."""
     if recorders := [each for each in _OPEN.get() if not each._over]:
-        call = _Found(result, rows.counts, budget)
+        call = Found(result, rows.counts, budget)
         for each in recorders:
             each._add(module, call)
 
