@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ._jobs.verify import verify
     from ._native import __version__, simd_level
     from .errors import CertkError
-    from .kept_rows import KeptRows
     from .keepset import keep_set, keep_set_of_queries
+    from .kept_rows import KeptRows
     from .key_index import KeyIndex
     from .kv_index import KvIndex
     from .ragged_rows import RaggedRows

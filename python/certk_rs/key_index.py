@@ -428,7 +428,7 @@ def key_bits(bits: object) -> int:
             f"bits is {bits!r}; pass 8, 12 or 16: fewer were measured not to pay, since the keys "
             "that must then be scored exactly cost more than the bytes saved"
         )
-    return int(bits)  # type: ignore[call-overload,no-any-return]
+    return int(bits)
 
 
 class IndexArrays:

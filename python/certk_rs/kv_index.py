@@ -18,8 +18,8 @@ from . import _native
 from ._arrays import coerce
 from ._arrays.attended import like, sight_of
 from .errors import CertkError
-from .key_index import KeyIndex, key_bits, written
 from .kept_rows import KeptRows
+from .key_index import KeyIndex, key_bits, written
 from .results import AttentionResult
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Visible keys and sinks of attention's rows, ready for `_native`, and outputs as the caller's kind."""
+"""Arguments of attention's rows, ready for `_native`, and outputs as the caller's kind of array."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sight_of(
     of_values: tuple[_native.ValueBall | None, Any],
     threads: int | None,
 ) -> tuple[Any, ...]:
-    """Coerce what rows of q.shape[:-1] = `batch` see of n keys, with a ball and an index of values."""
+    """Coerce what rows (q.shape[:-1] = `batch`) see of n keys, beside what is known of values."""
     causal, lengths, mask, sinks = seen
     allowed = None
     if mask is not None:

@@ -173,11 +173,12 @@ def _from_codes(
     if budget.out_tol is not None and (result.error_bound > budget.out_tol).any():
         raise CertkError(
             f"{type(module).__name__}: an output from codes may be off by "
-            f"{float(result.error_bound.max()):.6g}, more than out_tol = {budget.out_tol:g}: pass a "
-            "budget eps, a larger out_tol, or a cache of exact keys and values"
+            f"{float(result.error_bound.max()):.6g}, more than out_tol = {budget.out_tol:g}: pass "
+            "a budget eps, a larger out_tol, or a cache of exact keys and values"
         )
     recorder.record(module, result, rows, budget)
-    return result.out.transpose(1, 2).contiguous()
+    out: torch.Tensor = result.out.transpose(1, 2).contiguous()
+    return out
 
 
 def _refuse(module: nn.Module, dropout: float, kwargs: dict[str, Any]) -> None:

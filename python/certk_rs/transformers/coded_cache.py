@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.cache_utils import Cache
 
 from ..errors import CertkError
 from .coded_layer import CodedLayer
+from .masked_layer import Watch
 
 
 class CodedCache(Cache):  # type: ignore[misc]
@@ -39,8 +41,9 @@ class CodedCache(Cache):  # type: ignore[misc]
     @property
     def kept_fraction(self) -> float:
         """Share of keys whose rows are kept exactly, over layers and heads."""
-        kept = sum(sum(layer.kept_counts) for layer in self.layers)
-        return kept / max(1, sum(layer.keys[..., 0].numel() for layer in self.layers))
+        kept: int = sum(sum(layer.kept_counts) for layer in self.layers)
+        keys: int = sum(math.prod(layer.keys.shape[:-1]) for layer in self.layers)
+        return kept / max(1, keys)
 
     def __repr__(self) -> str:
         return (
@@ -76,7 +79,7 @@ def encode_cache(
         raise CertkError(f"cache is a {type(cache).__name__}; pass one that holds keys and values")
     if kept is not None and len(kept) != len(cache.layers):
         raise CertkError(f"kept has {len(kept)} entries for {len(cache.layers)} layers")
-    layers = []
+    layers, watch = [], Watch()
     for at, layer in enumerate(cache.layers):
         keys, values = whole_rows(layer, at)
         heads = keys.shape[0] * keys.shape[1]
@@ -85,7 +88,7 @@ def encode_cache(
             raise CertkError(f"layer {at}: kept has {len(chosen)} lists for {heads} heads")
         how: dict[str, Any] = {"key_bits": key_bits, "value_bits": value_bits, "threads": threads}
         try:
-            layers.append(CodedLayer(keys, values, chosen, **how))
+            layers.append(CodedLayer(keys, values, chosen, watch, **how))
         except CertkError as error:
             raise CertkError(f"layer {at}: {error}") from None
     return CodedCache(layers)

@@ -7,6 +7,7 @@ outputs are NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..errors import CertkError
 from ..kept_rows import KeptRows
 from ..kv_index import KvIndex
 from ..results import AttentionResult
+from .masked_layer import Watch
 from .masks import Visibility
 
 
@@ -29,6 +31,7 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
         keys: torch.Tensor,
         values: torch.Tensor,
         kept: list[NDArray[np.int64]],
+        watch: Watch,
         *,
         key_bits: int,
         value_bits: int,
@@ -43,16 +46,13 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
         """
         super().__init__()
         self._threads = threads
+        self._watch = watch
         self.index = KvIndex.build(
             keys, values, keep_keys=False, bits=key_bits, value_bits=value_bits, threads=threads
         )
         positions = [np.union1d(*pair) for pair in zip(kept, self.index.bare, strict=True)]
-        heads = [each.flatten(0, 1) for each in (keys.detach(), values.detach())]
-        rows = [
-            torch.cat([of[at][torch.from_numpy(list_)] for at, list_ in enumerate(positions)])
-            for of in heads
-        ]
-        self.kept = KeptRows(rows[0], rows[1], positions)
+        self._positions = positions
+        self._rows = [torch.cat(_picked(each, positions)) for each in (keys, values)]
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self._like = [each.new_full((1, 1, 1, 1), torch.nan) for each in (keys, values)]
         self._dims = keys.shape[-1], values.shape[-1]
@@ -62,12 +62,17 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
     @property
     def nbytes(self) -> int:
         """Bytes of codes, of what is known of them, and of exact rows."""
-        return self.index.nbytes + self.kept.nbytes
+        return self.index.nbytes + self._kept.nbytes
 
     @property
-    def kept_counts(self) -> tuple[int, ...]:
+    def kept_counts(self) -> list[int]:
         """Counts of exact rows of each kv head, batch rows one behind the other."""
-        return tuple(map(len, self.kept.positions))
+        return list(map(len, self._positions))
+
+    @property
+    def _kept(self) -> KeptRows:
+        keys, values = self._rows
+        return KeptRows(keys, values, self._positions)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -77,7 +82,13 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
         Raises:
             CertkError: Keys or values of other sizes or dtypes than those before, or without codes.
         """
-        n = len(self.index)
+        n, watch = len(self.index), self._watch
+        if watch.unused is not None:
+            watch.unused = None
+            raise CertkError(
+                "a cache of codes was attended to by another implementation, which finds no keys in"
+                " it: switch the model over by certk_rs.transformers.use, and make a new cache"
+            )
         if key_states.shape[0] != self.index.shape[0]:
             raise CertkError(
                 f"keys of {key_states.shape[0]} sequences go behind a cache of "
@@ -87,12 +98,14 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
         self.index.append(key_states.detach(), value_states.detach(), threads=self._threads)
         new = [each[each >= n] for each in self.index.bare]
         if any(map(len, new)):
-            both = [each.detach().flatten(0, 1) for each in (key_states, value_states)]
-            more = [
-                [of[at][torch.from_numpy(list_ - n)] for at, list_ in enumerate(new)] for of in both
-            ]
-            self.kept = _joined(self.kept, new, more)
+            states = (key_states, value_states)
+            picked = [_picked(each, [at - n for at in new]) for each in states]
+            pairs = [zip(*both, strict=True) for both in zip(self._heads(), picked, strict=True)]
+            self._rows = [torch.cat([part for pair in each for part in pair]) for each in pairs]
+            both = zip(self._positions, new, strict=True)
+            self._positions = [np.concatenate(pair) for pair in both]
         self._show()
+        watch.unused = n
         return self.keys, self.values
 
     def attend(
@@ -106,10 +119,11 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
         threads: int | None,
     ) -> AttentionResult:
         """Answer a call: queries (batch, heads, m, d) of which each sees some keys."""
+        self._watch.unused = None
         return self.index.attention(
             query,
             eps,
-            kept=self.kept,
+            kept=self._kept,
             scale=scale,
             sinks=sinks,
             threads=threads,
@@ -125,10 +139,9 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
                 "were appended to a cache of codes can be removed; give their number, negative"
             )
         self.index.crop(n)
-        stays = [each < n for each in self.kept.positions]
-        flat = torch.from_numpy(np.concatenate(stays))
-        positions = [each[stay] for each, stay in zip(self.kept.positions, stays, strict=True)]
-        self.kept = KeptRows(self.kept.keys[flat], self.kept.values[flat], positions)
+        stay = torch.from_numpy(np.concatenate(self._positions) < n)
+        self._rows = [rows[stay] for rows in self._rows]
+        self._positions = [each[each < n] for each in self._positions]
         self._show()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -151,10 +164,13 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
         kv_heads = self.index.shape[1]
         self.index = self.index.take(entries)
         heads = [entry * kv_heads + head for entry in entries for head in range(kv_heads)]
-        parts = [torch.split(rows, self.kept_counts) for rows in (self.kept.keys, self.kept.values)]
-        keys, values = (torch.cat([part[head] for head in heads]) for part in parts)
-        self.kept = KeptRows(keys, values, [self.kept.positions[head] for head in heads])
+        self._rows = [torch.cat([part[head] for head in heads]) for part in self._heads()]
+        self._positions = [self._positions[head] for head in heads]
         self._show()
+
+    def _heads(self) -> list[tuple[torch.Tensor, ...]]:
+        """Return the exact keys, and the exact values, of each kv head."""
+        return [torch.split(rows, self.kept_counts) for rows in self._rows]
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickled, a stand-in would take the memory of what it stands for.
@@ -170,17 +186,10 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = (
             like.expand(*shape, d) for like, d in zip(self._like, self._dims, strict=True)
         )
-        self.keys.certk_coded = self
+        self.keys.certk_coded = self  # type: ignore[attr-defined]
 
 
-def _joined(
-    kept: KeptRows, positions: list[NDArray[np.int64]], more: list[list[torch.Tensor]]
-) -> KeptRows:
-    """Put rows of later positions behind those of each head."""
-    counts = [len(each) for each in kept.positions]
-    flat = []
-    for rows, new in zip((kept.keys, kept.values), more, strict=True):
-        pairs = zip(torch.split(rows, counts), new, strict=True)
-        flat.append(torch.cat([part for pair in pairs for part in pair]))
-    both = zip(kept.positions, positions, strict=True)
-    return KeptRows(flat[0], flat[1], [np.concatenate(pair) for pair in both])
+def _picked(rows: torch.Tensor, positions: Sequence[NDArray[np.int64]]) -> list[torch.Tensor]:
+    """Copy rows (batch, kv_heads, n, d) at the positions of each head."""
+    pairs = zip(rows.detach().flatten(0, 1), positions, strict=True)
+    return [head[torch.from_numpy(at)] for head, at in pairs]

@@ -23,7 +23,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.unused: int | None = None
-        """The layer whose dropped keys nobody has hidden yet."""
+        """The layer, or length, that nobody has attended to in the right way yet."""
 
 
 class MaskedLayer(DynamicLayer):  # type: ignore[misc]

@@ -32,7 +32,7 @@ class RaggedKv:
     @property
     def _starts(self) -> NDArray[np.int64]:
         ends = np.cumsum(self._room.ravel()).reshape(self._room.shape)
-        return ends - self._room  # type: ignore[no-any-return]
+        return ends - self._room
 
     def rows(self) -> tuple[RaggedRows, RaggedRows]:
         """Return keys and values as `certk_rs.attention` takes them."""
