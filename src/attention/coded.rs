@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 
-use super::coded_bound::{CodedWeights, Group, Outputs, Roundings};
+use super::coded_bound::{Outputs, Roundings};
 use super::error_bound::{sum_error, summing};
 use super::exact_rows::ExactRows;
 use super::f32_error::{U, WEIGHT, length};
@@ -16,17 +16,16 @@ use super::listed::Listed;
 use super::narrow::append_narrow;
 use super::pending::{PendingRow, grow};
 use super::stretches::by_stretches;
+use super::weighed::{FINELY, Weighed};
 use crate::error::Error;
 use crate::index::{
-    CodeError, CodeSums, Codes, FROM, Prepared, QueryScratch, Rung, SEGMENT, for_coded_dtype,
-    matrix,
+    CodeError, Codes, FROM, Prepared, QueryScratch, Rung, SEGMENT, for_coded_dtype, matrix,
 };
-use crate::kernels::{CodedSums, Element, Exp, LANES, LIGHTEST, Picked, Simd, WeightSums};
+use crate::kernels::{CodedSums, Element, Exp, LANES, LIGHTEST, Picked, WeightSums};
 use crate::numerics::certified_sums::exp;
 use crate::numerics::finite::all_finite;
 use crate::numerics::log_mass::LogMass;
 use crate::runtime::ambient;
-use crate::runtime::memory::room;
 use crate::runtime::reused::{Reused, filled_again};
 use crate::runtime::threads;
 
@@ -43,16 +42,10 @@ const ATTEMPTS: usize = 6;
 const MOST: f64 = 0.5;
 /// Largest share of the budget that an error of exact scores in f32 may take.
 const FINE: f64 = 0.125;
-/// Share of the budget that keys scored by both planes may take before some of them are scored exactly, and of it that is aimed
-/// at before any is.
-const FINELY: f64 = 0.9;
+/// Share of the budget that is aimed at before any key is scored by both planes.
 const BEFORE: f64 = 0.85;
 /// Factor from the least that can be proven to what is aimed at, where that is more than the budget.
 const NEAR: f64 = 1.5;
-/// Share of all weights from which a listed key's value is exact as well: no more than so many keys have it.
-const HEAVY: f64 = 1.0 / 32.0;
-/// Sums of weights up to which each is a number of f32 that products do not overflow.
-const WEIGHABLE: f64 = 1e30;
 /// Length of a code, at most, in the root of its entries.
 const LONGEST: f64 = 127.0;
 /// Relative error of sums of weights in f32, of an exact weight in f32, of products of weights and scales, and of blocks of their
@@ -62,34 +55,6 @@ const SUMS: f64 = 25.0 * U;
 const ROUND: f64 = 1.0 + 1e-9;
 /// Largest distance of exact scores above those by codes, in nats, at which weights are compared.
 const HIGHEST: f64 = 600.0;
-
-/// A row whose keys are weighed.
-struct Weighed {
-    /// Largest score by code, to which weights are relative; and the same with the codes' offset.
-    shift: f32,
-    at: f64,
-    /// Number of keys that it sees.
-    seen: usize,
-    /// Sums of the weights that come from codes.
-    sums: WeightSums,
-    /// Keys that are scored exactly, those that are to be, and those that are scored by both planes.
-    exact: Listed,
-    more: Reused<u32>,
-    fine: Listed,
-    candidates: Candidates,
-    /// Keys of these whose values are exact, and the sums of the weights of the others and of their squares.
-    heavy: Listed,
-    light: [f64; 2],
-    /// The query in f32, in whole groups; nothing where exact scores take f64.
-    narrow: Reused<f32>,
-    sink: f64,
-    roundings: Roundings,
-    /// Errors of scores by codes, and of keys that have finer ones, by both planes; or whose exact ones may be missing.
-    code: CodeError,
-    low: Option<CodeError>,
-    /// Most that weights may weigh which became nothing.
-    flushed: f64,
-}
 
 /// Sums what `work` finds in each segment of a list.
 fn in_segments(
@@ -499,112 +464,5 @@ impl AttentionJob<'_> {
             });
         }
         Ok(Some(answers))
-    }
-}
-
-impl Weighed {
-    /// Returns the sum of all weights.
-    fn total(&self) -> f64 {
-        self.sums.weights + self.fine.total() + self.exact.total() + self.sink
-    }
-
-    /// Adds keys with their weights by codes, made finer by the low plane.
-    fn add_fine(
-        &mut self,
-        codes: &Codes<'_>,
-        (simd, query): (Simd, &Prepared),
-        named: &Listed,
-    ) -> Result<(), Error> {
-        let (Listed { keys, weights }, sorted) = (named, self.fine.keys.len());
-        self.fine.reserve(keys.len())?;
-        let mut scores: Reused<f64> = filled_again("k", keys.len(), 0.0)?;
-        if query.fine_error.is_some_and(|error| error.says_something()) {
-            codes.add_low(simd, query, keys, &mut scores);
-        }
-        let fine = weights.iter().zip(&scores).map(|(weight, &score)| weight * libm::exp(score));
-        self.fine.weights.extend(fine);
-        self.fine.keys.extend_from_slice(keys);
-        self.fine.sort(sorted);
-        Ok(())
-    }
-
-    /// Names keys to be scored exactly which both planes do not suffice for: the heaviest that are there, as few as are likely to
-    /// do, or all of them. Returns `false` if none is there.
-    fn score_exactly(&mut self, eps: f64, there: impl Fn(u32) -> bool) -> Result<bool, Error> {
-        let Listed { keys, weights } = &self.fine;
-        let mut order: Reused<usize> = (0..keys.len()).filter(|&at| there(keys[at])).collect();
-        order.sort_unstable_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
-        let mut stays: Reused<bool> = std::iter::repeat_n(true, keys.len()).collect();
-        let without = |count: usize, stays: &mut [bool]| {
-            stays.fill(true);
-            order[..count].iter().for_each(|&at| stays[at] = false);
-            let sums =
-                Listed::sums(weights.iter().zip(&*stays).filter(|(_, s)| **s).map(|(w, _)| w));
-            self.certificate_with(sums).total_variation()
-        };
-        let (mut few, mut enough) = (1, order.len());
-        while few < enough {
-            let middle = usize::midpoint(few, enough);
-            let does = without(middle, &mut stays) <= eps * FINELY;
-            (few, enough) = if does { (few, middle) } else { (middle + 1, enough) };
-        }
-        without(enough, &mut stays);
-        room("k", &mut self.more, enough)?;
-        let mut rest = Listed::with_hint(keys.len() - enough);
-        for ((&key, &weight), &stays) in keys.iter().zip(&**weights).zip(&stays) {
-            if stays {
-                rest.keys.push(key);
-                rest.weights.push(weight);
-            } else {
-                self.more.push(key);
-            }
-        }
-        self.fine = rest;
-        Ok(enough > 0)
-    }
-
-    /// Puts the weights of listed keys that have little of the mass, or whose values are not there exactly, beside those by codes,
-    /// so that their values come from codes as well. Returns `false` if f32 does not hold the weights.
-    fn code_light_values(&mut self, weights: &mut [f32], there: impl Fn(u32) -> bool) -> bool {
-        let total = self.total();
-        if total.is_nan() || total > WEIGHABLE {
-            return false;
-        }
-        let mut sorted = 0;
-        for list in [&self.exact, &self.fine] {
-            sorted = self.heavy.keys.len();
-            for (&key, &weight) in list.keys.iter().zip(&*list.weights) {
-                if weight >= HEAVY * total && there(key) {
-                    self.heavy.keys.push(key);
-                    self.heavy.weights.push(weight);
-                } else {
-                    weights[key as usize] = weight as f32;
-                    self.light[0] += weight;
-                    self.light[1] += weight * weight;
-                }
-            }
-        }
-        self.heavy.sort(sorted);
-        true
-    }
-
-    /// Returns what is known of the row's weights.
-    fn certificate(&self) -> CodedWeights {
-        self.certificate_with(Listed::sums(self.fine.weights.iter()))
-    }
-
-    /// Returns the same if the keys with finer weights had these sums.
-    fn certificate_with(&self, fine: CodeSums) -> CodedWeights {
-        let WeightSums { weights, squares, largest } = self.sums;
-        let coded = CodeSums::computed(weights, squares, largest.into(), self.seen);
-        CodedWeights {
-            roundings: self.roundings,
-            coded: Group::new(self.code, coded),
-            fine: self.low.map(|low| Group::new(low, fine)),
-            flushed: self.flushed,
-            exact: self.exact.total(),
-            exact_squares: self.exact.squares(),
-            sink: self.sink,
-        }
     }
 }

@@ -32,6 +32,7 @@ mod stretches;
 mod tile;
 #[cfg(feature = "ndarray")]
 mod views;
+mod weighed;
 
 pub use ball::ValueBall;
 pub use driver::{attention, attention_of_ragged};

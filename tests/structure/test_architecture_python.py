@@ -21,7 +21,7 @@ PYTHON = ROOT / "python" / "certk_rs"
 
 SUBJECTS = {
     *{"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"},
-    *{"key_index", "kv_index", "sparse_attention", "guard", "hot_keys"},
+    *{"key_index", "kv_index", "kept_rows", "ragged_rows", "sparse_attention", "guard", "hot_keys"},
 }
 # What every subject stands on: what comes in, what computes, and what goes out.
 COMMON = {"_native", "_arrays", "_ragged", "results", "errors"}
@@ -42,9 +42,9 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "bounds": COMMON | {"output"},
     # An index is saved.
     "key_index": COMMON | {"_files"},
-    "kv_index": COMMON | {"key_index"},
+    "kv_index": COMMON | {"key_index", "kept_rows"},
     # Attention may be given an index.
-    "sparse_attention": COMMON | {"key_index", "kv_index"},
+    "sparse_attention": COMMON | {"key_index", "kv_index", "ragged_rows"},
     # A guard is an index of what was dropped, with balls around its values, and saved.
     "guard": COMMON | {"_files", "key_index", "sparse_attention"},
     # What is needed is what would be selected.

@@ -11,7 +11,7 @@ use crate::kernels::{BIAS, Encoded, Keys, LANES, PANEL, Packed, STEP, Simd, low_
 use crate::runtime::threads;
 use half::bf16;
 
-/// What low codes leave is at most about half a step of theirs: as a share of the largest that is summed as a whole number.
+/// Half a step of low codes, which is the most that they leave, up to rounding: as a share of the largest whole number.
 const LEFT: f32 = 0.51 / 127.0;
 /// One key in so many may be left without a code.
 const SPARED: usize = 64;
