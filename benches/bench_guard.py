@@ -1,4 +1,4 @@
-"""Tightness and cost of guards of dropped keys: `python benches/bench_guard.py [T C S]`.
+"""What codes prove of queries that nobody knew: `python benches/bench_guard.py [T C S A]`.
 
 T: for later queries of real rows, the guard's upper end of the dropped mass over the truth, and the
 keys it would fetch over the fewest. The long rows need CERTK_DATA (n = 65536: 128 windows of
@@ -9,6 +9,9 @@ the text, or keys that lie together. Computed here, in float64; certk_rs has no 
 
 S: a step of decoding over kept keys with a guard, over 1.3 times the step without plus reading the
 guard's bytes once, as fast as torch adds up as many. Every result is checked before it is timed.
+
+A: attention from codes alone, with no exact row: the share of all queries that is proven to be
+within a budget, and how far outputs are off, of real and of Gaussian rows.
 """
 
 from __future__ import annotations
@@ -35,13 +38,16 @@ SECTIONS = {
     "T": "the guard's bound over the truth, and keys fetched over the fewest, real rows",
     "C": "the bound of balls around several keys each, over the truth, real rows",
     "S": "a step with a guard over 1.3 x the step without and reading its bytes",
+    "A": "attention from codes alone: what is proven of all queries, and the truth",
 }
 EPS = 0.05
 TIGHT, FETCHED, STEP = 1.3, 1.3, 1.0
+# Bits of keys, the budget, and the share of queries that is to be proven to be within it.
+PROVEN = ((12, 0.05, 1.0), (12, 0.01, 0.0), (16, 0.01, 0.99))
 
 
-def heads() -> list[tuple[str, Any, Any, float]]:
-    """Return name, queries and keys (float64) and scale of the first head of each layer."""
+def heads() -> list[tuple[str, Any, Any, Any, float]]:
+    """Return name, queries, keys and values (float64) and scale of each layer's first head."""
     found = []
     paths = [EXAMPLES / "minilm_small.safetensors"]
     if folder := os.environ.get("CERTK_DATA"):
@@ -49,15 +55,15 @@ def heads() -> list[tuple[str, Any, Any, float]]:
     for path in paths:
         with Cache(path) as cache:
             for layer in cache.layers:
-                q, k = (
+                q, k, v = (
                     widen(cache.read(layer, role)[0], layer.dtypes[role])
-                    for role in ("query", "key")
+                    for role in ("query", "key", "value")
                 )
-                found.append((f"layer {layer.index}", q, k, cache.scales[layer.index]))
+                found.append((f"layer {layer.index}", q, k, v, cache.scales[layer.index]))
     return found
 
 
-def tightness(name: str, q: Any, k: Any, scale: float) -> str:
+def tightness(name: str, q: Any, k: Any, _: Any, scale: float) -> str:
     """T: a keep-set for the first half of the queries, judged by the second."""
     listed, later = np.array_split(q, 2)
     kept = np.zeros(len(k), bool)
@@ -105,7 +111,7 @@ def halved(k: Any, most: int) -> list[Any]:
     return groups
 
 
-def balls(name: str, q: Any, k: Any, scale: float, most: int) -> str:
+def balls(name: str, q: Any, k: Any, _: Any, scale: float, most: int) -> str:
     """C: two thirds of the keys, those that the first half of the queries gives least."""
     listed, later = np.array_split(q, 2)
     scores = listed @ k.T * scale
@@ -176,6 +182,36 @@ def step(n: int, share: float, dtype: torch.dtype, threads: int, repeat: int) ->
     )
 
 
+def gaussian(n: int, spread: float) -> tuple[str, Any, Any, Any, float]:
+    """Return 64 random rows whose scores have this standard deviation, d = 128."""
+    rng = np.random.default_rng(n)
+    k, v = rng.standard_normal((2, n, 128))
+    return f"sigma {spread:g}", spread * rng.standard_normal((64, 128)), k, v, 128**-0.5
+
+
+def alone(name: str, q: Any, k: Any, v: Any, scale: float) -> str:
+    """A: all queries, by 12 and 16 bits of keys and 8 of values."""
+    q, k, v = (x.astype(np.float32)[None] for x in (q, k, v))
+    said = [f"{name:10} n {k.shape[1]:6}"]
+    scores = q[0].astype(np.float64) @ k[0].astype(np.float64).T * scale
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    real = weights @ v[0].astype(np.float64) / weights.sum(axis=1, keepdims=True)
+    size = np.sqrt(np.square(v).sum(axis=-1).mean())
+    for bits, eps, share in PROVEN:
+        index = ck.KvIndex.build(k, v, bits=bits)
+        kept = ck.KeptRows(k[0, index.bare[0]], v[0, index.bare[0]], index.bare)
+        found = index.attention(q, eps, kept=kept, scale=scale)
+        off = np.sqrt(np.square(found.out[0] - real).sum(axis=-1))
+        if not (off <= found.error_bound[0]).all():
+            raise CheckFailedError("an output that is farther off than is proven")
+        within = (found.tail_mass_upper <= eps).mean()
+        said.append(
+            f"{bits} bits <= {eps:g}: {within:.3f} {'ok' if within >= share else 'MISS'}, worst "
+            f"{found.tail_mass_upper.max():.3g}, off by {np.median(off) / size:.2g} x rms"
+        )
+    return "  ".join(said)
+
+
 def measure(run: Run) -> None:
     """Tell the table."""
     run.tell("")
@@ -186,6 +222,11 @@ def measure(run: Run) -> None:
         for most in run.pick((2, 8, 64), (64,)):
             for head in heads():
                 run.tell(balls(*head, most))
+    if "A" in run.wanted:
+        for head in heads():
+            run.tell(alone(*head))
+        for spread in run.pick((1.0, 2.5, 4.0), (2.5,)):
+            run.tell(alone(*gaussian(run.pick(16_384, 1024), spread)))
     if "S" in run.wanted:
         full = ((16_384, 0.1), (65_536, 0.1), (65_536, 0.4))
         for threads in run.pick((1, 2), (1,)):

@@ -44,6 +44,8 @@ const MOST: f64 = 0.5;
 const FINE: f64 = 0.125;
 /// Share of the budget that is aimed at before any key is scored by both planes.
 const BEFORE: f64 = 0.85;
+/// Share of the budget up to which keys without weights from codes alone leave enough of it to these.
+const REACH: f64 = 0.95;
 /// Factor from the least that can be proven to what is aimed at, where that is more than the budget.
 const NEAR: f64 = 1.5;
 /// Length of a code, at most, in the root of its entries.
@@ -161,7 +163,8 @@ impl AttentionJob<'_> {
                 // What is proven once no weight comes from codes alone. Where that is too much, those that do are not to add
                 // much to it.
                 let least = certificate.likely(0.0, 0.0);
-                let goal = if all { row.eps } else { row.eps.max(NEAR * least) };
+                let near = all || least <= REACH * row.eps;
+                let goal = if near { row.eps } else { row.eps.max(NEAR * least) };
                 if attempt == ATTEMPTS {
                     // What is named would not be scored any more.
                 } else if weighed.low.is_some()

@@ -55,6 +55,7 @@ NAMED = {
         "HIGHEST",
         "FINE",
         "BEFORE",
+        "REACH",
         "NEAR",
     ],
     "src/attention/weighed.rs": ["FINELY", "HEAVY", "WEIGHABLE"],
