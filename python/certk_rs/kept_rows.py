@@ -32,8 +32,18 @@ class KeptRows:
     are not among `positions`."""
 
     def __post_init__(self) -> None:
+        pair: object = self.tail
+        if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise CertkError("tail is no pair: pass the keys and the values of the last positions")
+        if not isinstance(self.positions, Sequence | np.ndarray):
+            raise CertkError(
+                f"positions is a {type(self.positions).__name__}; pass an array for each kv head"
+            )
         for head, each in enumerate(self.positions):
-            array = np.asarray(each)
+            try:
+                array = np.asarray(each)
+            except ValueError:
+                raise CertkError(f"positions[{head}] is no array of integers") from None
             if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
                 raise CertkError(
                     f"positions[{head}] has shape {array.shape} and dtype {array.dtype}: pass "
