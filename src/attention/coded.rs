@@ -55,6 +55,8 @@ const LONGEST: f64 = 127.0;
 const SUMS: f64 = 25.0 * U;
 /// Factor for sums and products of a few bounds.
 const ROUND: f64 = 1.0 + 1e-9;
+/// Distance of a sink above all scores, in nats, from which weights are relative to its own.
+const FAR: f64 = 60.0;
 /// Largest distance of exact scores above those by codes, in nats, at which weights are compared.
 const HIGHEST: f64 = 600.0;
 
@@ -145,7 +147,7 @@ impl AttentionJob<'_> {
         rows: &mut [PendingRow],
         (share, threads): (&mut Option<f64>, usize),
     ) -> Result<Option<Reused<Answer>>, Error> {
-        let all = keys.first == 0;
+        let all = self.from_codes.is_none();
         self.scan(codes, rows, threads)?;
         let Some(mut weighed) = self.weigh_by_codes(rows, (codes, keys, longest), threads)? else {
             return Ok(None);
@@ -263,8 +265,17 @@ impl AttentionJob<'_> {
             if nan || !shift.is_finite() {
                 return Ok(None);
             }
+            let only = self.from_codes.is_some();
+            let sink = self.sink(row.number);
+            // Beside a sink far above all scores f32 holds their weights, but not its own relative to them.
+            if only
+                && let Some(sink) = sink
+                && sink - offset > f64::from(shift) + FAR
+            {
+                shift = (sink - offset) as f32;
+            }
             let at = f64::from(shift) + offset;
-            let (sink, slip) = self.sink(row.number).map_or((0.0, 0.0), |sink| {
+            let (sink, slip) = sink.map_or((0.0, 0.0), |sink| {
                 let size = sink.abs() + f64::from(shift).abs() + offset.abs();
                 ((sink - offset - f64::from(shift)).exp(), 2.0 * f64::EPSILON * size)
             });
@@ -281,7 +292,7 @@ impl AttentionJob<'_> {
             // Sums of exact weights round as well.
             let summed = seen as f64 * f64::EPSILON;
             let low = row.prepared.as_ref().and_then(|prepared| prepared.fine_error);
-            let low = low.filter(CodeError::says_something).or((keys.first > 0).then_some(error));
+            let low = low.filter(CodeError::says_something).or(only.then_some(error));
             let of_codes = low.map_or(error.rho, |low| low.rho.max(error.rho));
             let rho = of_codes + row.query.error + exact + WEIGHT + slip + summed;
             all.push(Weighed {
@@ -453,6 +464,8 @@ impl AttentionJob<'_> {
             let away = (away.sqrt() + rounding) * ROUND;
             let outputs = Outputs { values: bounds, centre, away };
             let masses = certificate.masses();
+            // Exact weights that are less were raised to that.
+            let low = (masses.low - weighed.seen as f64 * exp(-HIGHEST)).max(0.0);
             answers.push(Answer {
                 upper: total_variation,
                 kept: weighed.seen,
@@ -462,7 +475,7 @@ impl AttentionJob<'_> {
                 sum_error: 0.0,
                 coded_error: certificate.output(&outputs, weighed.light, total_variation)
                     + rounding * ROUND,
-                log_mass: LogMass::of(masses.low, masses.high, weighed.at, row.query.error),
+                log_mass: LogMass::of(low, masses.high, weighed.at, row.query.error),
                 out,
             });
         }
