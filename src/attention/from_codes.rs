@@ -166,3 +166,214 @@ impl AttentionJob<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::{Outputs, Precision};
+    use crate::index::IndexOptions;
+
+    const DIM: usize = 8;
+
+    /// Numbers that look random, from -1 to 1.
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> f64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_041);
+            (self.0 >> 33) as f64 / (1u64 << 30) as f64 - 1.0
+        }
+
+        fn numbers(&mut self, count: usize, size: f64) -> Vec<f32> {
+            (0..count).map(|_| (size * self.next()) as f32).collect()
+        }
+    }
+
+    /// Values that codes lose nothing of, and that show weights: each adds to one entry and takes from the next.
+    fn showing(n: usize) -> Vec<f32> {
+        let mut values = vec![0.0; n * n];
+        for i in 0..n {
+            values[i * n + i] += 127.0;
+            values[i * n + (i + 1) % n] -= 127.0;
+        }
+        values
+    }
+
+    /// Keys of two heads, rows of some of them, and queries.
+    struct Case {
+        n: usize,
+        keys: Vec<f32>,
+        queries: Vec<f32>,
+        positions: [Vec<u32>; 2],
+        /// Of so many keys at the end of each head.
+        tail: usize,
+        sinks: Option<[f64; 2]>,
+        mask: Vec<u8>,
+    }
+
+    impl Case {
+        fn key(&self, head: usize, key: usize) -> &[f32] {
+            &self.keys[(head * self.n + key) * DIM..][..DIM]
+        }
+
+        /// Returns the shares that keys have of a row's mass, and its logarithm.
+        fn real(&self, row: usize) -> (Vec<f64>, f64) {
+            let query = &self.queries[row * DIM..][..DIM];
+            let score = |key: usize| -> f64 {
+                let row = self.key(row, key).iter().zip(query);
+                row.map(|(k, q)| f64::from(*k) * f64::from(*q)).sum()
+            };
+            let sees = |key: usize| self.mask[row * self.n + key] != 0;
+            let scores: Vec<f64> = (0..self.n)
+                .map(|key| if sees(key) { score(key) } else { f64::NEG_INFINITY })
+                .collect();
+            let sink = self.sinks.map_or(f64::NEG_INFINITY, |sinks| sinks[row]);
+            let top = scores.iter().copied().fold(sink, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
+            let total = weights.iter().sum::<f64>() + (sink - top).exp();
+            (weights.iter().map(|weight| weight / total).collect(), top + total.ln())
+        }
+
+        /// Attends, and checks what is said of each row; returns the shares of claims that are true.
+        fn judge(&self, bits: u32, eps: f64) -> Result<Attention, Error> {
+            let n = self.n;
+            let (shape, rows) = ([2, n, DIM], [2, 1, DIM]);
+            let keys = Vectors::new("keys", &self.keys[..], &shape)?;
+            let index = KeyIndex::with_bits(&keys, bits, &IndexOptions::new().rotate(Some(false)))?;
+            let one = showing(n);
+            let both = [&one[..], &one[..]].concat();
+            let shape = [2, n, n];
+            let values = ValueIndex::build(&Vectors::new("values", &both[..], &shape)?)?;
+            let listed = |head: usize| self.positions[head].iter().map(|key| *key as usize);
+            let of_keys = |head: usize, keys: Vec<usize>| -> Vec<f32> {
+                keys.iter().flat_map(|key| self.key(head, *key).to_vec()).collect()
+            };
+            let of_values = |keys: Vec<usize>| -> Vec<f32> {
+                keys.iter().flat_map(|key| one[key * n..][..n].to_vec()).collect()
+            };
+            let some = [0, 1].map(|head| of_keys(head, listed(head).collect())).concat();
+            let beside = [0, 1].map(|head| of_values(listed(head).collect())).concat();
+            let positions = self.positions.concat();
+            let starts = [0, self.positions[0].len(), positions.len()];
+            let shape = ([positions.len(), DIM], [positions.len(), n]);
+            let some = Vectors::new("rows", &some[..], &shape.0)?;
+            let beside = Vectors::new("rows", &beside[..], &shape.1)?;
+            let mut kept = KeptRows::new(&some, &beside, &positions, &starts)?;
+            let end = || (n - self.tail..n).collect::<Vec<usize>>();
+            let ends = (
+                [0, 1].map(|head| of_keys(head, end())).concat(),
+                [of_values(end()), of_values(end())].concat(),
+            );
+            let shape = ([2, self.tail, DIM], [2, self.tail, n]);
+            if self.tail > 0 {
+                let last = Vectors::new("tail", &ends.0[..], &shape.0)?;
+                kept = kept.with_tail(&last, &Vectors::new("tail", &ends.1[..], &shape.1)?);
+            }
+            let queries = Vectors::new("q", &self.queries[..], &rows)?;
+            let mut options = AttentionOptions::new().scale(1.0).precision(Precision::F64);
+            if let Some(sinks) = &self.sinks {
+                options = options.sinks(&sinks[..]);
+            }
+            let strides = [n, n];
+            let options = options.mask(&self.mask, &strides);
+            let found = attention_from_codes(&queries, &index, &values, &kept, &[eps], &options)?;
+            let Outputs::F64(out) = &found.out else { unreachable!() };
+            for (row, out) in out.chunks_exact(n).enumerate() {
+                let (real, log_mass) = self.real(row);
+                let claimed = found.tail_mass_upper[row];
+                // Sums of weights show, and then each.
+                let mut used: Vec<f64> = out.to_vec();
+                for at in 1..n {
+                    used[at] += used[at - 1];
+                }
+                let apart = |all: f64| {
+                    let off: f64 =
+                        used.iter().zip(&real).map(|(u, r)| (u / 127.0 + all - r).abs()).sum();
+                    0.5 * off
+                };
+                let share: f64 = real.iter().sum();
+                let sum: f64 = used.iter().sum::<f64>() / 127.0;
+                let mut away = apart((share - sum) / n as f64);
+                if self.sinks.is_some() {
+                    // The sum is not known: the least of all that it may be.
+                    let all = used.iter().zip(&real).map(|(u, r)| r - u / 127.0);
+                    away = all.map(apart).fold(away, f64::min);
+                }
+                let seen =
+                    self.mask[row * n..][..n].iter().map(|seen| f64::from(*seen)).sum::<f64>();
+                // Weights are whole numbers of sixteen bits where they multiply codes.
+                let rounded =
+                    seen * 1.6e-5 * (real.iter().copied().fold(0.0, f64::max) + claimed) + 2e-6;
+                assert!(
+                    away <= claimed + rounded,
+                    "{bits} {eps} {row}: {away} {claimed} {rounded}"
+                );
+                let mass = found.log_mass[row];
+                assert!(
+                    mass.lower <= log_mass + 1e-9 && log_mass - 1e-9 <= mass.upper,
+                    "{mass:?} {log_mass}"
+                );
+                let average = |at: usize| 127.0 * (real[at] - real[(at + n - 1) % n]);
+                let off: f64 = (0..n).map(|at| (out[at] - average(at)).powi(2)).sum();
+                let within = found.within.as_ref().unwrap()[row];
+                assert!(off.sqrt() <= within * (1.0 + 1e-9), "{bits} {eps} {row}: {off} {within}");
+            }
+            Ok(found)
+        }
+    }
+
+    fn case(random: &mut Random, sharp: f64) -> Case {
+        let mut below = |most: usize| ((random.next() + 1.0) / 2.0 * most as f64) as usize;
+        let n = [16, 17, 40, 70][below(4)];
+        let tail = [0, 1, n / 3, n - 1, n][below(5)];
+        let every = [1, 2, 5, n][below(4)];
+        let positions = [every, 3].map(|every| (0..(n - tail) as u32).step_by(every).collect());
+        let sinks = (below(3) == 0).then(|| [0.5, if below(2) == 0 { 3.0 } else { 90.0 }]);
+        let mask = (0..2 * n).map(|at| u8::from(at % n == n / 2 || below(4) > 0)).collect();
+        let keys = random.numbers(2 * n * DIM, 1.0);
+        let queries = random.numbers(2 * DIM, sharp);
+        Case { n, keys, queries, positions, tail, sinks, mask }
+    }
+
+    #[test]
+    fn what_is_said_of_rows_is_true() {
+        let mut random = Random(1);
+        let mut least = [1.0f64; 3];
+        for round in 0..180 {
+            let case = case(&mut random, [0.5, 3.0, 15.0][round % 3]);
+            for (at, bits) in [8, 12, 16].into_iter().enumerate() {
+                for eps in [0.0, 0.01, 0.2] {
+                    let found = case.judge(bits, eps).unwrap();
+                    least[at] = found.tail_mass_upper.iter().copied().fold(least[at], f64::min);
+                    if case.tail == case.n && round % 3 < 2 {
+                        // Nothing is missing.
+                        assert!(found.tail_mass_upper.iter().all(|claim| *claim <= eps.max(1e-3)));
+                    }
+                }
+            }
+        }
+        assert!(least.iter().all(|claim| *claim < 1e-3), "{least:?}");
+    }
+
+    /// Keys far from the others have no code: theirs are the scores that f32 may not even hold apart.
+    #[test]
+    fn rows_of_keys_without_codes() {
+        for size in [30.0, 1e4, 1e9, 1e11, 1e14] {
+            for bits in [8, 16] {
+                let mut random = Random(2);
+                let mut case = case(&mut random, 1.0);
+                case.keys[3 * DIM..4 * DIM].iter_mut().for_each(|entry| *entry *= size as f32);
+                (case.tail, case.sinks) = (1, None);
+                case.positions = [vec![3], vec![]];
+                case.mask.fill(1);
+                let found = case.judge(bits, 0.01).unwrap();
+                assert!(found.scored[0] > 0);
+                case.positions[0].clear();
+                assert!(matches!(
+                    case.judge(bits, 0.01),
+                    Err(Error::Shape { argument: "index", .. })
+                ));
+            }
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::{Above, BIAS, Coarse, Encoded, Frame, Packed, Passing, SPLIT_KEYS};
+use super::{low_step, pack_low};
 use crate::kernels::isa::{LANES, LINE, STEP, Step};
 use crate::kernels::{Keys, Simd};
 
@@ -331,6 +332,119 @@ fn all_levels_sum_forms_alike() {
         for &(name, simd) in Simd::all() {
             // All terms are whole multiples of 2^-8, and their sums are exact.
             assert_eq!(simd.form(&matrix, &vector), exact, "{name} {width}");
+        }
+    }
+}
+
+/// Low codes and what they leave, against the nearest whole numbers in f64.
+#[test]
+fn all_levels_refine_alike() {
+    for (n, dim) in [(1, 1), (5, 16), (17, 20), (40, 33), (9, 128)] {
+        let data = keys(n, dim);
+        let mut block = encode(Simd::current().unwrap(), &data, dim, 1);
+        // One key has no code.
+        block.encoded[n / 2].scale = bf16::ZERO;
+        block.residuals[n / 2 * block.width..][..block.width].fill(0.0);
+        for bits in [4, 8] {
+            let top = f64::from((1i32 << (bits - 1)) - 1);
+            let mut wanted = None;
+            for &(name, simd) in Simd::all() {
+                let (mut bytes, mut left) = (block.bytes.clone(), block.residuals.clone());
+                let most = simd.refine(bits, &block.encoded, &mut bytes, &mut left);
+                let mut worst = 0.0f64;
+                for (key, encoded) in block.encoded.iter().enumerate() {
+                    let here = key * block.width..(key + 1) * block.width;
+                    let step = f64::from(low_step(encoded.scale.to_f32(), bits));
+                    let mut square = 0.0;
+                    for ((&byte, &left), &rest) in bytes[here.clone()]
+                        .iter()
+                        .zip(&left[here.clone()])
+                        .zip(&block.residuals[here])
+                    {
+                        let code = f64::from(byte) - 128.0;
+                        let nearest = if step == 0.0 { 0.0 } else { f64::from(rest) / step };
+                        assert!((code - nearest).abs() <= 0.502, "{name} {bits} {code} {nearest}");
+                        assert!(code.abs() <= top);
+                        let exact = f64::from(rest) - step * code;
+                        assert!((f64::from(left) - exact).abs() <= 6e-8 * exact.abs());
+                        square += exact * exact;
+                    }
+                    worst = worst.max(square);
+                }
+                assert!((f64::from(most) - worst).abs() <= 1e-5 * worst, "{name} {most} {worst}");
+                // Half a step is reached, or nearly.
+                assert!(n < 5 || worst > 0.0);
+                let found = (bytes, left, most.to_bits());
+                match &wanted {
+                    None => wanted = Some(found),
+                    Some(wanted) => assert!(found == *wanted, "{name} {bits} {n} {dim}"),
+                }
+            }
+        }
+    }
+}
+
+/// Products with numbers of a query against sums in i64, in rows of any whole groups, whatever the keys' order.
+#[test]
+fn all_levels_multiply_low_codes_exactly() {
+    let mut state = 1u64;
+    let mut next = |most: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_041);
+        (state >> 33) % most
+    };
+    for width in [16, 32, 48, 80, 128, 208, 512] {
+        for (bits, top) in [(4usize, 7), (8, 127)] {
+            for extreme in [false, true] {
+                let (n, first) = (40usize, 32u32);
+                let mut codes = |key: usize, at: usize| -> i64 {
+                    match (extreme, key % 4) {
+                        (true, 0) => top,
+                        (true, 1) => -top,
+                        (true, 2) => {
+                            if at % 2 == 0 {
+                                top
+                            } else {
+                                -top
+                            }
+                        }
+                        _ => next(2 * top as u64 + 1).cast_signed() - top,
+                    }
+                };
+                let codes: Vec<Vec<i64>> =
+                    (0..n).map(|key| (0..width).map(|at| codes(key, at)).collect()).collect();
+                let size = width * bits / 8;
+                let mut rows = vec![0u8; n * size];
+                for (codes, row) in codes.iter().zip(rows.chunks_exact_mut(size)) {
+                    let bytes: Vec<u8> = codes.iter().map(|code| (code + 128) as u8).collect();
+                    pack_low(&bytes, bits, row);
+                }
+                // As large as the sum of their sizes may be.
+                let largest = (16_700_000 / width as i64).min(32_639);
+                let number = |at: usize| match (extreme, at % 3) {
+                    (true, 2) if width < 512 => -largest,
+                    (true, _) => largest,
+                    (false, _) => (at as i64 * 7919 + 31_337) % (2 * largest + 1) - largest,
+                };
+                let numbers: Vec<i16> = (0..width).map(|at| number(at) as i16).collect();
+                let list: Vec<u32> =
+                    (0..70).map(|at| first + if at < 40 { at } else { at * 7 % 40 }).collect();
+                let exact: Vec<i64> = list
+                    .iter()
+                    .map(|key| {
+                        let codes = &codes[(key - first) as usize];
+                        codes.iter().zip(&numbers).map(|(c, &x)| c * i64::from(x)).sum()
+                    })
+                    .collect();
+                assert!(exact.iter().all(|sum| i32::try_from(*sum).is_ok()));
+                for &(name, simd) in Simd::all() {
+                    for count in [0, 1, 15, 17, 70] {
+                        let mut to = vec![7; count];
+                        simd.low_products((&rows, bits, first), &list[..count], &numbers, &mut to);
+                        let found: Vec<i64> = to.into_iter().map(i64::from).collect();
+                        assert_eq!(found, exact[..count], "{name} {width} {bits} {extreme}");
+                    }
+                }
+            }
         }
     }
 }
