@@ -323,7 +323,9 @@ mod tests {
     }
 
     fn case(random: &mut Random, sharp: f64) -> Case {
-        let mut below = |most: usize| ((random.next() + 1.0) / 2.0 * most as f64) as usize;
+        let mut below = |most: usize| {
+            ((f64::midpoint(random.next(), 1.0) * most as f64) as i64).unsigned_abs() as usize
+        };
         let n = [16, 17, 40, 70][below(4)];
         let tail = [0, 1, n / 3, n - 1, n][below(5)];
         let every = [1, 2, 5, n][below(4)];

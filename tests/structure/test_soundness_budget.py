@@ -56,6 +56,7 @@ NAMED = {
         "FINE",
         "BEFORE",
         "REACH",
+        "FAR",
         "NEAR",
     ],
     "src/attention/weighed.rs": ["FINELY", "HEAVY", "WEIGHABLE"],

@@ -199,8 +199,8 @@ mod tests {
             new[1]
                 .iter_mut()
                 .take(DIM)
-                .for_each(|entry| *entry *= if seed % 3 == 0 { 50.0 } else { 1.0 });
-            self.with(&new, |index, keys| index.append(keys)).unwrap();
+                .for_each(|entry| *entry *= if seed.is_multiple_of(3) { 50.0 } else { 1.0 });
+            self.with(&new, KeyIndex::append).unwrap();
             self.heads.iter_mut().zip(&new).for_each(|(head, new)| head.extend(new));
         }
 

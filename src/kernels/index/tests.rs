@@ -401,13 +401,13 @@ fn all_levels_multiply_low_codes_exactly() {
                         (true, 0) => top,
                         (true, 1) => -top,
                         (true, 2) => {
-                            if at % 2 == 0 {
+                            if at.is_multiple_of(2) {
                                 top
                             } else {
                                 -top
                             }
                         }
-                        _ => next(2 * top as u64 + 1).cast_signed() - top,
+                        _ => next(2 * top.cast_unsigned() + 1).cast_signed() - top,
                     }
                 };
                 let codes: Vec<Vec<i64>> =
@@ -415,7 +415,8 @@ fn all_levels_multiply_low_codes_exactly() {
                 let size = width * bits / 8;
                 let mut rows = vec![0u8; n * size];
                 for (codes, row) in codes.iter().zip(rows.chunks_exact_mut(size)) {
-                    let bytes: Vec<u8> = codes.iter().map(|code| (code + 128) as u8).collect();
+                    let bytes: Vec<u8> =
+                        codes.iter().map(|code| u8::try_from(code + 128).unwrap()).collect();
                     pack_low(&bytes, bits, row);
                 }
                 // As large as the sum of their sizes may be.
