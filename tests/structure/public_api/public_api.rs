@@ -87,7 +87,7 @@ fn without_example(items: &[(String, String)]) -> Vec<&str> {
     let looked_at = |line: &str| {
         let path = line.strip_prefix("pub fn certk_rs::").and_then(|rest| rest.split('(').next());
         path.is_some_and(|path| {
-            let property = ["usize", "bool", "&'static str", "&[usize]"]
+            let property = ["usize", "u32", "bool", "&'static str", "&[usize]"]
                 .iter()
                 .any(|kind| line.ends_with(&format!("(&self) -> {kind}")));
             let of_index = path.starts_with("KeyIndex<") && !path.ends_with("::eq") && !property;
