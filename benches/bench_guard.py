@@ -1,4 +1,4 @@
-"""What codes prove of queries that nobody knew: `python benches/bench_guard.py [T C S A]`.
+"""Proofs by codes for queries that nobody knew: `python benches/bench_guard.py [T C S A]`.
 
 T: for later queries of real rows, the guard's upper end of the dropped mass over the truth, and the
 keys it would fetch over the fewest. The long rows need CERTK_DATA (n = 65536: 128 windows of

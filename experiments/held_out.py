@@ -254,13 +254,11 @@ def dropped_of(cache: Any, whole: Whole) -> list[torch.Tensor]:
     found = []
     for layer in range(len(whole.queries)):
         every = whole.keys(layer)
-        kept = cache.layers[layer].keys[0]
+        kept, _ = cache.layers[layer].rows()
         gone = torch.ones(every.shape[:2], dtype=torch.bool)
         for head in range(len(every)):
-            # Empty slots are NaN, which equals nothing.
-            rows = kept[head][~kept[head].isnan().any(-1)].numpy()
             places = {row.tobytes(): at for at, row in enumerate(every[head].numpy())}
-            gone[head, [places[row.tobytes()] for row in rows]] = False
+            gone[head, [places[row.tobytes()] for row in kept[head].numpy()]] = False
         found.append(gone)
     return found
 

@@ -58,11 +58,9 @@ def prompt(name: str = "llama", n: int = 48, m: int | None = None) -> tuple[Any,
 
 def rows_of(layer: Any) -> list[Any]:
     """The keys and the values of each head of a layer, also where heads have different numbers."""
-    ragged = getattr(layer, "ragged", None)
-    if ragged is None:
-        return [*layer.keys.flatten(0, 1), *layer.values.flatten(0, 1)]
-    keys, values = ragged.heads()
-    return [*keys, *values]
+    if hasattr(layer, "rows"):
+        return [row for rows in layer.rows() for row in rows]
+    return [*layer.keys.flatten(0, 1), *layer.values.flatten(0, 1)]
 
 
 def same_cache(one: Any, other: Any) -> bool:

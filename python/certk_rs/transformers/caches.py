@@ -209,6 +209,12 @@ class ShortenedLayer(DynamicLayer):  # type: ignore[misc]
         )
         return held
 
+    def rows(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return keys and values (k, d) of each kv head, batch rows one behind the other."""
+        if self.ragged is not None:
+            return self.ragged.heads()
+        return list(self.keys.flatten(0, 1)), list(self.values.flatten(0, 1))
+
     def _show(self, physical: int) -> None:
         """Make stand-ins for keys and values of a physical length."""
         assert self.ragged is not None
