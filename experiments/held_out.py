@@ -254,7 +254,9 @@ def dropped_of(cache: Any, whole: Whole) -> list[torch.Tensor]:
     found = []
     for layer in range(len(whole.queries)):
         every = whole.keys(layer)
-        kept, _ = cache.layers[layer].rows()
+        own = cache.layers[layer]
+        # Presses of others leave layers as they are.
+        kept = own.rows()[0] if isinstance(cache, ct.PrunedCache) else own.keys[0]
         gone = torch.ones(every.shape[:2], dtype=torch.bool)
         for head in range(len(every)):
             places = {row.tobytes(): at for at, row in enumerate(every[head].numpy())}

@@ -437,8 +437,8 @@ impl<'a> KeyIndex<'a> {
     ///
     /// ```
     /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
-    /// let mut data = [0.5_f32; 100 * 4];
-    /// data[17 * 4] = 1e30;
+    /// let mut data: Vec<f32> = (0..100 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// data[17 * 4] = 1e6;
     /// let index = KeyIndex::build(&Vectors::new("keys", &data, &[100, 4])?, &IndexOptions::new())?;
     /// assert!(index.uncoded(0).eq([17]));
     /// # Ok::<(), certk_rs::Error>(())
