@@ -86,7 +86,11 @@ impl Weighed {
             order[..count].iter().for_each(|&at| stays[at] = false);
             let sums =
                 Listed::sums(weights.iter().zip(&*stays).filter(|(_, s)| **s).map(|(w, _)| w));
-            self.certificate_with(sums).total_variation()
+            let gone = Listed::sums(order[..count].iter().map(|&at| &weights[at]));
+            let mut certificate = self.certificate_with(sums);
+            certificate.exact += gone.upper;
+            certificate.exact_squares += gone.squares;
+            certificate.total_variation()
         };
         let (mut few, mut enough) = (1, order.len());
         while few < enough {

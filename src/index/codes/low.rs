@@ -127,6 +127,8 @@ mod tests {
                         .map(|&q| (q * 32_639.0).round().into())
                         .collect();
                     let found = share(&codes, &keys, &query, 1e-4);
+                    // What is left is rounded once more, to be summed.
+                    assert!(codes.grams().1.unwrap().bounds().0 > 0.0);
                     worst = [worst[0].max(found[0]), worst[1].max(found[1])];
                 }
                 // Of one entry each is reached, and so are all together.
@@ -153,6 +155,11 @@ mod tests {
             assert!(loss < 1e-3, "{loss}");
             let mut query: Vec<f64> =
                 random(dim, seed).iter().map(|&q| f64::from(q) * 1e-4).collect();
+            // With numbers that are what they are, only roundings are left: two more.
+            let mut whole: Vec<f64> = query.iter().map(|q| (q * 1e8).round()).collect();
+            whole[0] = 32_639.0;
+            let prepared = codes.prepare(Simd::current().unwrap(), &whole, 1.0);
+            assert!(prepared.fine_error.unwrap().rho > 1.3 * prepared.code_error.rho);
             query[0] = 1.0;
             for scale in [1.0, 0.1, -0.3] {
                 worst = worst.max(share(&codes, &keys, &query, scale)[0]);
@@ -208,6 +215,10 @@ mod tests {
             let query: Vec<f64> = random(DIM, 5).iter().map(|&q| (3.0 * q).into()).collect();
             assert_eq!(self.index.len(), self.len());
             for (head, keys) in self.heads.iter().enumerate() {
+                // Nothing is left of keys that went.
+                let low = self.index.head(head).save().low.into_owned();
+                let row = low.len() / self.len().next_multiple_of(LANES);
+                assert!(low[self.len() * row..].iter().all(|byte| *byte == 0));
                 share(self.index.head(head), keys, &query, 0.7);
             }
         }
