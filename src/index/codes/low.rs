@@ -128,7 +128,7 @@ mod tests {
                         .collect();
                     let found = share(&codes, &keys, &query, 1e-4);
                     // What is left is rounded once more, to be summed.
-                    assert!(codes.grams().1.unwrap().bounds().0 > 0.0);
+                    assert!(codes.grams().1.unwrap().bounds().0 > 1e-20);
                     worst = [worst[0].max(found[0]), worst[1].max(found[1])];
                 }
                 // Of one entry each is reached, and so are all together.
@@ -299,13 +299,16 @@ mod tests {
     #[test]
     fn appends_that_fail_and_lent_indexes() {
         for bits in [12, 16] {
-            for (n, more) in [(37, 3), (0, 5), (32, 40), (5, 5000), (4000, 1)] {
-                let data = random(2 * (n + more) * DIM, 7);
-                let (old, new) = data.split_at(2 * n * DIM);
-                let keys = Vectors::new("keys", old, &[2, n, DIM]).unwrap();
+            let sizes = [(37, 3), (0, 5), (32, 40), (5, 700), (5, 5000), (4000, 1)];
+            for (heads, (n, more)) in
+                [1, 2].into_iter().flat_map(|heads| sizes.map(|size| (heads, size)))
+            {
+                let data = random(heads * (n + more) * DIM, 7);
+                let (old, new) = data.split_at(heads * n * DIM);
+                let keys = Vectors::new("keys", old, &[heads, n, DIM]).unwrap();
                 let index = KeyIndex::with_bits(&keys, bits, &IndexOptions::new()).unwrap();
                 let saved: Vec<Saved<'_>> = index.save().collect();
-                let shape = [2, n, DIM];
+                let shape = [heads, n, DIM];
                 let content = if bits == 12 { Content::Keys12 } else { Content::Keys16 };
                 let mut lent =
                     KeyIndex::load_of(content, &shape, "float32", saved, Trust::Nothing).unwrap();
@@ -313,8 +316,8 @@ mod tests {
                 assert!(lent == index && lent.bits() == bits);
                 let mut bad = new.to_vec();
                 *bad.last_mut().unwrap() = f32::NAN;
-                let bad = Vectors::new("keys", &bad[..], &[2, more, DIM]).unwrap();
-                let good = Vectors::new("keys", new, &[2, more, DIM]).unwrap();
+                let bad = Vectors::new("keys", &bad[..], &[heads, more, DIM]).unwrap();
+                let good = Vectors::new("keys", new, &[heads, more, DIM]).unwrap();
                 for _ in 0..2 {
                     assert!(lent.append(&bad).is_err() && own.append(&bad).is_err());
                     assert!(lent == index && own == index);
