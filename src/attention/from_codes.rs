@@ -457,7 +457,7 @@ mod tests {
         let (n, mut case) = (200, plain(&mut random, 200, 1.0));
         case.tail = n;
         let value = |key: usize| {
-            let sign = if key % 2 == 0 { 1.0 } else { -1.0 };
+            let sign = if key.is_multiple_of(2) { 1.0 } else { -1.0 };
             [127.0 * sign, 0.45, if (key / 2).is_multiple_of(2) { 0.45 } else { -0.45 }]
         };
         case.values = (0..n).flat_map(value).collect();
@@ -467,7 +467,7 @@ mod tests {
             let found = case.judge(bits, 0.0).unwrap();
             let seen = case.mask[..n].iter().filter(|seen| **seen != 0).count();
             let (scored, within) = (found.scored[0], found.within.unwrap()[0]);
-            assert!(2 * scored as usize > seen && within > 0.25, "{bits} {scored} {within}");
+            assert!(2 * scored.unsigned_abs() as usize > seen && within > 0.25, "{bits} {scored} {within}");
         }
     }
 
