@@ -467,7 +467,10 @@ mod tests {
             let found = case.judge(bits, 0.0).unwrap();
             let seen = case.mask[..n].iter().filter(|seen| **seen != 0).count();
             let (scored, within) = (found.scored[0], found.within.unwrap()[0]);
-            assert!(2 * scored.unsigned_abs() as usize > seen && within > 0.25, "{bits} {scored} {within}");
+            assert!(
+                2 * scored.unsigned_abs() as usize > seen && within > 0.25,
+                "{bits} {scored} {within}"
+            );
         }
     }
 
