@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,9 @@ class KeptRows:
         rows = sum(int(coerce.borrow("kept", part)[0].nbytes) for part in stored)
         return rows + 4 * sum(len(each) for each in self.positions)
 
+    @cached_property
     def _parts(self) -> tuple[Any, ...]:
-        """Return the rows as `_native` takes them."""
+        """The rows as `_native` takes them: a cache of codes asks at every step."""
         flat = [np.asarray(each).astype(np.uint32) for each in self.positions]
         starts = starts_of([len(each) for each in flat])
         tail = (

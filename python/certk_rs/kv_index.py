@@ -163,7 +163,7 @@ class KvIndex(KeyIndex):
             stored,
             self._index,
             self._values,
-            kept._parts(),
+            kept._parts,
             coerce.per_row_floats("eps", eps, batch),
             scale,
             sight_of(batch, len(self), (causal, lengths, mask, sinks), (None, None), threads),

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
 from .._files.cache import Cache as CacheFile
 from .._files.layers import Layer
@@ -39,6 +39,7 @@ from .pruned_file import PrunedFile
 from .ragged_kv import RaggedKv
 from .rows_of_file import RowsOfFile
 from .stored import tensor
+from .taken_layer import StandIns, TakenLayer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -175,7 +176,7 @@ class PrunedCache(Cache):  # type: ignore[misc]
             super().activate_past_recording()
 
 
-class ShortenedLayer(DynamicLayer):  # type: ignore[misc]
+class ShortenedLayer(TakenLayer):
     """Kept keys of each kv head, `most` in all with empty slots before them, standing for `n` keys.
 
     Where slots are empty, `keys` and `values` are stand-ins (1, kv_heads, physical, d) without
@@ -190,8 +191,7 @@ class ShortenedLayer(DynamicLayer):  # type: ignore[misc]
         """The first slot that each kv head fills."""
         self.ragged = RaggedKv(*rows) if self.slots.any() else None
         """Keys and values, if slots are empty."""
-        self._like = [heads[0].new_full((1, 1, 1, 1), torch.nan) for heads in rows]
-        self._dims = [heads[0].shape[-1] for heads in rows]
+        self._stand_ins = StandIns(rows[0][0], rows[1][0])
         if self.ragged is None:
             self.keys, self.values = (torch.stack(heads)[None] for heads in rows)
         else:
@@ -218,10 +218,7 @@ class ShortenedLayer(DynamicLayer):  # type: ignore[misc]
     def _show(self, physical: int) -> None:
         """Make stand-ins for keys and values of a physical length."""
         assert self.ragged is not None
-        self.keys, self.values = (
-            like.expand(*self.ragged.counts.shape, physical, d)
-            for like, d in zip(self._like, self._dims, strict=True)
-        )
+        self.keys, self.values = self._stand_ins.of(*self.ragged.counts.shape, physical)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -297,21 +294,6 @@ class ShortenedLayer(DynamicLayer):  # type: ignore[misc]
         elif tokens_to_remove:
             self.keys = self.keys[..., :tokens_to_remove, :]
             self.values = self.values[..., :tokens_to_remove, :]
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Give each entry of the batch the rows of another one."""
-        if not self._taken(beam_idx):
-            super().reorder_cache(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each entry of the batch."""
-        if not self._taken(torch.arange(len(self.keys)).repeat_interleave(repeats)):
-            super().batch_repeat_interleave(repeats)
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep some entries of the batch."""
-        if not self._taken(torch.arange(len(self.keys))[indices]):
-            super().batch_select_indices(indices)
 
     def _taken(self, entries: torch.Tensor) -> bool:
         if self.ragged is None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import DynamicLayer
 
 from ..errors import CertkError
 from ..kept_rows import KeptRows
@@ -21,9 +20,10 @@ from ..kv_index import KvIndex
 from ..results import AttentionResult
 from .masked_layer import Watch
 from .masks import Visibility
+from .taken_layer import StandIns, TakenLayer
 
 
-class CodedLayer(DynamicLayer):  # type: ignore[misc]
+class CodedLayer(TakenLayer):
     """Codes of keys and values (batch, kv_heads, n, d), and exact rows of some positions."""
 
     def __init__(
@@ -51,11 +51,9 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
             keys, values, keep_keys=False, bits=key_bits, value_bits=value_bits, threads=threads
         )
         positions = [np.union1d(*pair) for pair in zip(kept, self.index.bare, strict=True)]
-        self._positions = positions
-        self._rows = [torch.cat(_picked(each, positions)) for each in (keys, values)]
+        self._keep([torch.cat(_picked(each, positions)) for each in (keys, values)], positions)
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-        self._like = [each.new_full((1, 1, 1, 1), torch.nan) for each in (keys, values)]
-        self._dims = keys.shape[-1], values.shape[-1]
+        self._stand_ins = StandIns(keys, values)
         self._least = len(self.index)
         self._show()
 
@@ -69,10 +67,10 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
         """Counts of exact rows of each kv head, batch rows one behind the other."""
         return list(map(len, self._positions))
 
-    @property
-    def _kept(self) -> KeptRows:
-        keys, values = self._rows
-        return KeptRows(keys, values, self._positions)
+    def _keep(self, rows: list[torch.Tensor], positions: list[NDArray[np.int64]]) -> None:
+        """Keep these exact keys and values, and no others."""
+        self._rows, self._positions = rows, positions
+        self._kept = KeptRows(rows[0], rows[1], positions)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -101,9 +99,9 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
             states = (key_states, value_states)
             picked = [_picked(each, [at - n for at in new]) for each in states]
             pairs = [zip(*both, strict=True) for both in zip(self._heads(), picked, strict=True)]
-            self._rows = [torch.cat([part for pair in each for part in pair]) for each in pairs]
-            both = zip(self._positions, new, strict=True)
-            self._positions = [np.concatenate(pair) for pair in both]
+            rows = [torch.cat([part for pair in each for part in pair]) for each in pairs]
+            old = zip(self._positions, new, strict=True)
+            self._keep(rows, [np.concatenate(pair) for pair in old])
         self._show()
         watch.unused = n
         return self.keys, self.values
@@ -140,33 +138,22 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
             )
         self.index.crop(n)
         stay = torch.from_numpy(np.concatenate(self._positions) < n)
-        self._rows = [rows[stay] for rows in self._rows]
-        self._positions = [each[each < n] for each in self._positions]
+        rows = [rows[stay] for rows in self._rows]
+        self._keep(rows, [each[each < n] for each in self._positions])
         self._show()
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Give each entry of the batch the codes and rows of another one."""
-        self._take(beam_idx.tolist())
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each entry of the batch."""
-        self._take(np.repeat(np.arange(self.index.shape[0]), repeats).tolist())
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep some entries of the batch."""
-        self._take(torch.arange(self.index.shape[0])[indices].tolist())
 
     def reset(self) -> None:
         """Refuse: codes without their keys cannot be made again."""
         raise CertkError("a cache of codes cannot be reset; make another")
 
-    def _take(self, entries: list[int]) -> None:
-        kv_heads = self.index.shape[1]
-        self.index = self.index.take(entries)
-        heads = [entry * kv_heads + head for entry in entries for head in range(kv_heads)]
-        self._rows = [torch.cat([part[head] for head in heads]) for part in self._heads()]
-        self._positions = [self._positions[head] for head in heads]
+    def _taken(self, entries: torch.Tensor) -> bool:
+        kv_heads, chosen = self.index.shape[1], entries.tolist()
+        self.index = self.index.take(chosen)
+        heads = [entry * kv_heads + head for entry in chosen for head in range(kv_heads)]
+        rows = [torch.cat([part[head] for head in heads]) for part in self._heads()]
+        self._keep(rows, [self._positions[head] for head in heads])
         self._show()
+        return True
 
     def _heads(self) -> list[tuple[torch.Tensor, ...]]:
         """Return the exact keys, and the exact values, of each kv head."""
@@ -174,19 +161,17 @@ class CodedLayer(DynamicLayer):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickled, a stand-in would take the memory of what it stands for.
-        return {**self.__dict__, "keys": None, "values": None}
+        return {**self.__dict__, "keys": None, "values": None, "_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._keep(self._rows, self._positions)
         self._show()
 
     def _show(self) -> None:
         """Make stand-ins for the keys and values that there are codes of."""
-        shape = self.index.shape[:-1]
-        self.keys, self.values = (
-            like.expand(*shape, d) for like, d in zip(self._like, self._dims, strict=True)
-        )
-        self.keys.certk_coded = self  # type: ignore[attr-defined]
+        self.keys, self.values = self._stand_ins.of(*self.index.shape[:-1])
+        self.keys.certk_coded = self
 
 
 def _picked(rows: torch.Tensor, positions: Sequence[NDArray[np.int64]]) -> list[torch.Tensor]:

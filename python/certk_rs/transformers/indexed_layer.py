@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicLayer
 
 from ..errors import CertkError
 from ..key_index import KeyIndex
@@ -17,6 +16,7 @@ from ..kv_index import KvIndex
 from ..sparse_attention import ValueBall, Weights
 from .paired_rows import Form, PairedRows
 from .settings import FEWEST_INDEXED, INDEXED
+from .taken_layer import TakenLayer
 
 # What a layer without keys and values has of them.
 _EMPTY: dict[str, Any] = {
@@ -70,7 +70,7 @@ class Buffers:
         return self._room
 
 
-class IndexedLayer(DynamicLayer):  # type: ignore[misc]
+class IndexedLayer(TakenLayer):
     """Keys and values, in memory or in files of a directory, their index and a ball."""
 
     def __init__(
@@ -204,23 +204,6 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         """Forget all keys."""
         self.keys = self.values = None
         self.is_initialized = False
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Give each entry of the batch the rows of another one."""
-        if not self._taken(beam_idx):
-            super().reorder_cache(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each entry of the batch."""
-        if self.keys is None or not self._taken(
-            torch.arange(len(self.keys)).repeat_interleave(repeats)
-        ):
-            super().batch_repeat_interleave(repeats)
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep some entries of the batch."""
-        if self.keys is None or not self._taken(torch.arange(len(self.keys))[indices]):
-            super().batch_select_indices(indices)
 
     def __deepcopy__(self, memo: Any) -> IndexedLayer:
         copied = self.__class__.__new__(self.__class__)
