@@ -158,7 +158,8 @@ impl AttentionJob<'_> {
             let mut open = false;
             for (row, weighed) in rows.iter_mut().zip(&mut *weighed) {
                 let certificate = weighed.certificate();
-                if certificate.total_variation() <= row.eps {
+                let proven = certificate.total_variation();
+                if proven <= row.eps {
                     continue;
                 }
                 let finely = weighed.fine.keys.len();
@@ -174,7 +175,7 @@ impl AttentionJob<'_> {
                     && weighed.score_exactly(row.eps, |key| keys.has(key))?
                 {
                     // Some keys are to be scored exactly.
-                } else if certificate.total_variation() > goal {
+                } else if proven > goal {
                     let QueryScratch { scores: weights, listed, .. } = &mut row.scratch.query;
                     let sum = |weights: &mut [f32]| {
                         in_segments(threads, weights, |part| self.simd.sum_weights(part))

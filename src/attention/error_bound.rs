@@ -224,11 +224,16 @@ impl Attention {
         }
         if self.coded_error.iter().all(|&error| error > 0.0) {
             // What codes of the values say needs no value.
-            let errors = self.coded_error.iter().zip(&self.rounding);
-            return Ok(errors.map(|(error, rounding)| (error + rounding) * UP).collect());
+            return Ok(self.bounds_by_codes());
         }
         let balls = Balls::new(&query_rows, values)?;
         Ok(self.bounds(&balls, values))
+    }
+
+    /// Returns the bounds of rows that codes have answered, or that see no key.
+    pub(super) fn bounds_by_codes(&self) -> Vec<f64> {
+        let errors = self.coded_error.iter().zip(&self.rounding).zip(&self.k);
+        errors.map(|((error, moved), &k)| if k == 0 { 0.0 } else { (error + moved) * UP }).collect()
     }
 
     pub(super) fn bounds(&self, balls: &Balls<'_>, values: &Vectors<'_>) -> Vec<f64> {

@@ -1,6 +1,5 @@
 //! Attention from codes of keys and values, with exact rows of some or of none.
 
-use super::ball::UP;
 use super::coded::TOGETHER;
 use super::job::{Answer, AttentionJob, RowBudget, Unit};
 use super::kept_rows::KeptRows;
@@ -82,12 +81,7 @@ pub fn attention_from_codes(
     let aims: PerRow<'_, f64> = query_rows.per_row("eps", &aims)?;
     let mut all = Attention::empty(query_rows.rows(), values.dim(), options.precision);
     job.run(RowBudget { eps: aims, short: false, careful: false }, |_| true, &mut all)?;
-    let errors = all.coded_error.iter().zip(&all.rounding).zip(&all.k);
-    all.within = Some(
-        errors
-            .map(|((error, moved), k)| if *k == 0 { 0.0 } else { (error + moved) * UP })
-            .collect(),
-    );
+    all.within = Some(all.bounds_by_codes());
     Ok(all)
 }
 

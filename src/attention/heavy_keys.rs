@@ -108,8 +108,7 @@ impl Candidates {
         let count = self.keys.len();
         to.keys.clear();
         to.weights.clear();
-        room("k", &mut to.keys, count)?;
-        room("k", &mut to.weights, count)?;
+        to.reserve(count)?;
         to.keys.resize(count, 0);
         to.weights.resize(count, 0.0);
         let (mut named, mut kept) = (0, 0);
