@@ -12,7 +12,7 @@ use half::bf16;
 
 use super::content::Content;
 use crate::error::Error;
-use crate::kernels::{BIAS, LANES, PANEL, ask_for_huge_pages};
+use crate::kernels::{LANES, PANEL, ask_for_huge_pages};
 use crate::runtime::memory::{list, room};
 
 /// Keys that are encoded by one task, whole panels; chunks that are full are whole tasks.
@@ -91,11 +91,12 @@ pub(super) struct Out<'a> {
     pub(super) low: &'a mut [u8],
 }
 
-/// Bytes of a group's codes, and of its low plane.
+/// Bytes of a group's codes, and of its low plane; and the byte that fills codes of nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Sizes {
     block: usize,
     low: usize,
+    blank: u8,
 }
 
 impl Chunk {
@@ -132,7 +133,7 @@ impl Chunk {
     }
 
     fn resize(&mut self, size: Sizes, groups: usize) {
-        self.lines.resize(groups * size.block, BIAS);
+        self.lines.resize(groups * size.block, size.blank);
         self.scales.resize(groups * LANES, bf16::ZERO);
         self.radii.resize(groups * LANES, bf16::ZERO);
         self.low.resize(groups * size.low, 0);
@@ -230,7 +231,11 @@ impl PartialEq for Chunks<'_> {
 impl<'a> Chunks<'a> {
     /// Of no keys or values of that many entries.
     pub(super) fn new(content: Content, dim: usize) -> Self {
-        let size = Sizes { block: content.block(dim), low: content.low_row(dim) * LANES };
+        let size = Sizes {
+            block: content.block(dim),
+            low: content.low_row(dim) * LANES,
+            blank: content.blank(),
+        };
         Chunks { content, size, pieces: Vec::new(), bare: 0 }
     }
 

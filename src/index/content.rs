@@ -61,6 +61,11 @@ impl Content {
         if self == Content::Keys { 1 } else { 2 }
     }
 
+    /// Returns a byte that stands for 0 in all its codes.
+    pub(super) fn blank(self) -> u8 {
+        if self == Content::HalfValues { BIAS | BIAS >> 4 } else { BIAS }
+    }
+
     /// Returns the bytes of a group of vectors of that many entries.
     pub(super) fn block(self, dim: usize) -> usize {
         match self {

@@ -78,7 +78,7 @@ impl Chunks<'_> {
             ambient::check()?;
             for (at, (_, from)) in (0..out.scales.len().min(len - to)).zip(&mut stay) {
                 let (group, lane) = (at / LANES, at % LANES);
-                let Sizes { block, low } = self.size;
+                let Sizes { block, low, .. } = self.size;
                 let block = &mut out.lines[group * block..][..block];
                 self.content.carry(from.block(), (block, lane));
                 let row = low / LANES;
