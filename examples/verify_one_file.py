@@ -41,7 +41,8 @@ KNOWN = [stem + "{" + words + "}" for words in WORDS
 FIELDS = {"format", "library", "eps", "bound_eps", "options", "causal_offset", "scales",
           "input_headers", "inputs", "outputs", "sha256"}  # fmt: skip
 OPTIONS = {"granularity", "names", "layout", "max_keep", "keep_first", "keep_last", "block_size",
-           "coverage", "holdout", "proof", "out_tol", "size", "hot", "guard"}  # fmt: skip
+           "coverage", "holdout", "proof", "out_tol", "size", "hot"}  # fmt: skip
+OF_FORMAT = {2: {"guard"}, 3: {"key_bits", "value_bits"}}  # the other options of a format
 U = 2.0**-53
 
 
@@ -133,9 +134,10 @@ def read_certificate(out: File) -> dict:
     """Return the certificate; refuse a text or a header that is not canonical."""
     need(set(out.metadata) == {"certk"}, "the metadata are not one entry certk")
     body = parse(out.metadata["certk"])
-    is_2 = type(body.get("format")) is int and body["format"] == 2
-    need(is_2, "no certificate of format 2")
-    need(set(body) == FIELDS and set(body["options"]) == OPTIONS, "other fields than the format's")
+    version = body.get("format")
+    need(type(version) is int and version in OF_FORMAT, "no certificate of format 2 or 3")
+    options = OPTIONS | OF_FORMAT[version]
+    need(set(body) == FIELDS and set(body["options"]) == options, "other fields than the format's")
     need(is_text(body["library"]), "the library is no text")
     need(dump(body) == out.metadata["certk"], "the certificate is not in canonical form")
     sealed = hashlib.sha256(dump(body | {"sha256": ""}).encode()).hexdigest()
@@ -167,10 +169,13 @@ def check_options(o: dict) -> None:
     need(0 < o["coverage"] <= 1 and 0 <= o["holdout"] < 1, "coverage or holdout is no fraction")
     need(tol is None or (type(tol) is float and 0 <= tol < math.inf), "out_tol")
     need(o["size"] is None or (type(o["size"]) is int and o["size"] >= 0), "size")
-    need(o["guard"] in ("none", "codes"), "guard")
+    need(o.get("guard", "none") in ("none", "codes"), "guard")
+    bits = o.get("key_bits", 8), o.get("value_bits", 8)
+    need(all(type(x) is int for x in bits), "key_bits or value_bits")
+    need(bits[0] in (8, 12, 16) and bits[1] in (8, 4), "key_bits or value_bits")
     need(type(o["hot"]) is bool, "hot")
     if o["hot"]:
-        need(o["size"] is not None and cap is None and o["guard"] != "none", "hot")
+        need(o["size"] is not None and cap is None and o.get("guard") != "none", "hot")
         need(o["coverage"] == 1 and counts[2] == 1 and o["granularity"] != "token", "hot")
 
 
@@ -261,14 +266,38 @@ class Layer:
             rows["lower_bound"] = "I64", [self.groups]
             rows["lower_bound_rows"] = "I64", [length("lower_bound_rows")]
             rows["lower_bound_weights"] = "F32", [length("lower_bound_rows")]
-        if o["guard"] == "codes":
-            g, d = self.kv_heads, self.d
-            dropped = g * self.n - total * (1 if by_head else g)
-            rows["guard_codes"] = "U8", [length("guard_codes")]
-            rows["guard_scales"] = rows["guard_radii"] = "BF16", [dropped]
-            rows["guard_mean"], rows["guard_gram"] = ("F32", [g, d]), ("F64", [g, d * (d + 1) // 2])
-            rows["guard_bounds"], rows["guard_ball"] = ("F64", [g, 6]), ("F64", [g, d + 1])
+        if o.get("guard") == "codes":
+            dropped = self.kv_heads * self.n - total * (1 if by_head else self.kv_heads)
+            rows |= self.guard_forms(dropped, length("guard_codes"))
+        if "key_bits" in o:
+            dtypes = {role: rows[role][0] for role in ("key", "value")}
+            rows |= self.code_forms(length("key_bare") // self.d, dtypes)
         return {f"layers.{self.i}.{name}": form for name, form in rows.items()}
+
+    def guard_forms(self, dropped: int, size: int) -> dict:
+        """Return dtype and shape of the tensors of a guard."""
+        g, d = self.kv_heads, self.d
+        forms = {"codes": ("U8", [size]), "mean": ("F32", [g, d]), "bounds": ("F64", [g, 6]),
+                 "scales": ("BF16", [dropped]), "radii": ("BF16", [dropped]),
+                 "gram": ("F64", [g, d * (d + 1) // 2]), "ball": ("F64", [g, d + 1])}  # fmt: skip
+        return {f"guard_{name}": form for name, form in forms.items()}
+
+    def code_forms(self, bare: int, dtypes: dict) -> dict:
+        """Return dtype and shape of the tensors of codes."""
+        g, n, d, low = self.kv_heads, self.n, self.d, self.o["key_bits"] - 8
+        blocks, width, matrix = -(-n // 16), -(-d // 16) * 16, ("F64", [g, d * (d + 1) // 2])
+        forms = {"key_codes": ("U8", [g, blocks, -(-d // 4) * 64]),
+                 "value_codes": ("U8", [g, blocks, 2 * self.o["value_bits"] * width]),
+                 "key_bounds": ("F64", [g, 7]), "value_bounds": ("F64", [g, 6]),
+                 "value_spread": matrix, "value_spread_bounds": ("F64", [g, 2])}  # fmt: skip
+        for role in ("key", "value"):
+            forms[f"{role}_scales"] = forms[f"{role}_radii"] = "BF16", [g, n]
+            forms[f"{role}_mean"], forms[f"{role}_gram"] = ("F32", [g, d]), matrix
+            forms[f"{role}_bare"] = dtypes[role], [bare, d]
+        if low:
+            forms["key_low"] = "U8", [g, n, width * low // 8]
+            forms["key_low_bounds"], forms["key_low_gram"] = ("F64", [g, 3]), matrix
+        return forms
 
     def sets(self, name: str, starts: str) -> list[np.ndarray]:
         """Return positions or blocks of every group."""
@@ -505,50 +534,148 @@ def check_radius(layer: Layer, group: int, eps: float) -> None:
 
 def check_guard(layer: Layer) -> None:
     """Check that the guard bounds the dropped rows; see docs/files.md."""
-    i, n, d, out = f"layers.{layer.i}.guard_", layer.n, layer.d, layer.out
+    i, d, out = f"layers.{layer.i}.guard_", layer.d, layer.out
     codes, scales, radii = out.read(i + "codes"), out.wide(i + "scales"), out.wide(i + "radii")
     keys, values = layer.given_rows("key", wide=True), layer.given_rows("value", wide=True)
     at = code = 0
     for head in range(layer.kv_heads):
-        kept = layer.kept[head if layer.groups > 1 else 0]
-        gone = np.delete(np.arange(n), kept)
-        count, steps = len(gone), -(-d // 4)
-        places = -(-count // 16) * 16
-        s, r = scales[at : at + count], radii[at : at + count]
-        lines = codes[code : code + places * steps * 4]
-        need(len(s) == count and len(lines) == places * steps * 4, "a guard of other keys")
-        at, code = at + count, code + places * steps * 4
-        number = np.full((places, d), 128.0)
-        for key in range(places):
-            line = lines.reshape(-1, steps, 16, 4)[key // 16, :, key % 16]
-            number[key] = line.reshape(-1)[:d]
-        mean, bounds = out.read(i + "mean")[head], out.read(i + "bounds")[head]
-        ball, packed = out.read(i + "ball")[head], out.read(i + "gram")[head]
-        numbers = (s, r[s > 0], mean, bounds, ball, packed)
-        need(all(np.isfinite(each).all() for each in numbers), "a guard's numbers are not finite")
-        need((s >= 0).all() and (r >= 0).all() and (bounds >= 0).all() and ball[-1] >= 0, "signs")
-        need(bounds[3] < 1e15 and bounds[3] % 1 == 0 and bounds[4] < 2.0**128, "bounds")
-        need(bounds[5] in (1, d & -d), "keys are turned by another power of two")
-        has = np.zeros(places, bool)
-        has[:count] = s > 0
-        need((number[~has] == 128).all(), "bytes of no key, or of one without a scale")
-        y = keys[head, gone].astype(np.float32) - mean
-        if bounds[5] > 1:
-            y = turned(y, int(bounds[5]))
-        y = y[has[:count]].astype(np.float64)
-        e = (y - s[s > 0][:, None] * (number[has] - 128)).astype(np.float32).astype(np.float64)
-        size = np.sqrt((e * e).sum(axis=1))
-        need((size <= r[s > 0]).all() and (size <= bounds[1]).all(), "a code is farther off")
-        need((np.sqrt((y * y).sum(axis=1)) <= bounds[2]).all(), "a moved key is longer")
-        need(np.abs(keys[head, gone]).max(initial=0) <= bounds[4], "an entry of a key is larger")
-        away = np.sqrt(((values[head, gone] - ball[:-1]) ** 2).sum(axis=1)).max(initial=0)
-        need(away <= ball[-1] * (1 + (d + 8) * U), "a dropped value is outside of the ball")
-        matrix = np.zeros((d, d))
-        matrix[np.triu_indices(d)] = packed
-        matrix += np.triu(matrix, 1).T
-        need((np.diag(matrix) >= 0).all(), "a square is negative")
-        need(is_bounded(e, matrix, bounds), f"layer {layer.i}: codes leave out more than is said")
+        gone = np.delete(np.arange(layer.n), layer.kept[head if layer.groups > 1 else 0])
+        mine = slice(at, at := at + len(gone))
+        lines = codes[code : (code := code + -(-len(gone) // 16) * -(-d // 4) * 64)]
+        need(at <= len(scales) and code <= len(codes), "a guard of other keys")
+        bounds = layer.said("guard_bounds")[head]
+        _, e = left_out(keys[head, gone], by_fours(lines, d), scales[mine], radii[mine],
+                        layer.said("guard_mean")[head], bounds)  # fmt: skip
+        check_matrix(layer.said("guard_gram")[head], e, bounds[0], bounds[3])
+        check_ball(layer.said("guard_ball")[head], values[head, gone])
     need(at == len(scales) and code == len(codes), "a guard of other keys")
+
+
+def check_ball(ball: np.ndarray, values: np.ndarray) -> None:
+    """Check that a ball holds dropped values."""
+    need(np.isfinite(ball).all() and ball[-1] >= 0, "a ball is none")
+    away = norms(values - ball[:-1]).max(initial=0)
+    most = ball[-1] * (1 + (len(ball) + 7) * U)
+    need(away <= most, "a dropped value is outside of the ball")
+
+
+def check_codes(layer: Layer) -> None:
+    """Check that codes are off by no more than is said, and that keys without one are there."""
+    for head in range(layer.kv_heads):
+        e, _ = check_codes_of(layer, "key", head, by_fours(layer.said("key_codes")[head], layer.d))
+        if layer.o["key_bits"] > 8:
+            check_low(layer, head, e)
+        values = by_values(layer.said("value_codes")[head], layer.o["value_bits"])
+        _, spread = check_codes_of(layer, "value", head, values)
+        f, additions = layer.said("value_spread_bounds")[head]
+        check_matrix(layer.said("value_spread")[head], spread, f, additions)
+    bare = wide(layer, "key_scales") == 0
+    for role in ("key", "value"):
+        rows = layer.given_rows(role, wide=False)[bare]
+        need(same_bits(rows, layer.said(f"{role}_bare")), "a row without a code is no copy")
+
+
+def check_codes_of(layer: Layer, role: str, head: int, entries: np.ndarray) -> tuple:
+    """Check codes of the keys or values of a head; return what they leave out, and stand for."""
+    scales, radii = wide(layer, f"{role}_scales")[head], wide(layer, f"{role}_radii")[head]
+    mean, bounds = layer.said(f"{role}_mean")[head], layer.said(f"{role}_bounds")[head]
+    if role == "key":
+        need(bounds[6] > 0, "no key can be appended")
+    else:
+        need((scales > 0).all() and bounds[5] == 1, "a value has no code, or is turned")
+    rows = layer.given_rows(role, wide=True)[head]
+    stand_for, e = left_out(rows, entries, scales, radii, mean, bounds[:6])
+    check_matrix(layer.said(f"{role}_gram")[head], e, bounds[0], bounds[3])
+    return e, stand_for
+
+
+def check_low(layer: Layer, head: int, e: np.ndarray) -> None:
+    """Check that the low plane leaves of e no more than is said."""
+    scales, low = wide(layer, "key_scales")[head], layer.said("key_low")[head]
+    bits = layer.o["key_bits"] - 8
+    low = (halves(low, axis=1) if bits == 4 else low) - 2.0 ** (bits - 1)
+    need((np.abs(low) < 2 ** (bits - 1)).all(), "a low code is out of its range")
+    none = ~has_code(low.shape, scales, layer.d)
+    need((low[none] == 0).all(), "low codes of no entry, or of a key without a code")
+    step = (scales / (2**bits - 1)).astype(np.float32).astype(np.float64)
+    e = single(e - (step[:, None] * low[:, : layer.d])[scales > 0])
+    f, most, additions = layer.said("key_low_bounds")[head]
+    need((norms(e) <= most).all() and 0 <= most < math.inf, "a low code is farther off")
+    check_matrix(layer.said("key_low_gram")[head], e, f, additions)
+
+
+def wide(layer: Layer, name: str) -> np.ndarray:
+    """Return a tensor of the output as float64."""
+    return layer.out.wide(f"layers.{layer.i}.{name}")
+
+
+def by_fours(lines: np.ndarray, d: int) -> np.ndarray:
+    """Return the bytes of keys, a row for each place in a block of 16."""
+    steps = -(-d // 4)
+    return lines.reshape(-1, steps, 16, 4).swapaxes(1, 2).reshape(-1, 4 * steps)
+
+
+def by_values(lines: np.ndarray, bits: int) -> np.ndarray:
+    """Return the bytes of values, a row for each place in a block of 16."""
+    if bits == 4:
+        lines = halves(lines.reshape(len(lines), 2, -1), axis=1) * 16
+    return lines.reshape(len(lines), 4, -1, 4).swapaxes(2, 3).reshape(16 * len(lines), -1)
+
+
+def halves(codes: np.ndarray, axis: int) -> np.ndarray:
+    """Return the low halves of bytes, then the high ones."""
+    return np.concatenate([codes & 15, codes >> 4], axis=axis)
+
+
+def has_code(shape: tuple, scales: np.ndarray, d: int) -> np.ndarray:
+    """Return where codes of this shape are of an entry of a row that has a code."""
+    has = np.zeros(shape, bool)
+    has[: len(scales), :d] = scales[:, None] > 0
+    return has
+
+
+def single(x: np.ndarray) -> np.ndarray:
+    """Return float64 numbers rounded to float32."""
+    return x.astype(np.float32).astype(np.float64)
+
+
+def norms(rows: np.ndarray) -> np.ndarray:
+    """Return the Euclidean norm of every row."""
+    return np.sqrt((rows * rows).sum(axis=1))
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return True for arrays of the same shape and bits."""
+    bits = f"<u{b.itemsize}"
+    return np.array_equal(np.ascontiguousarray(a).view(bits), b.view(bits))
+
+
+def left_out(
+    rows: np.ndarray,
+    entries: np.ndarray,
+    scales: np.ndarray,
+    radii: np.ndarray,
+    mean: np.ndarray,
+    bounds: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Check codes against rows of a head; return what those that are there stand for, and e."""
+    d, has = rows.shape[1], scales > 0
+    finite = all(np.isfinite(each).all() for each in (scales, radii[has], mean, bounds))
+    need(finite, "numbers of codes are not finite")
+    need(not np.signbit(scales).any() and (radii >= 0).all() and (bounds >= 0).all(), "signs")
+    need(bounds[4] < 2.0**128, "bounds")
+    need(bounds[5] in (1, d & -d), "keys are turned by another power of two")
+    none = ~has_code(entries.shape, scales, d)
+    need((entries[none] == 128).all(), "bytes of no entry, or of a row without a scale")
+    y = rows.astype(np.float32) - mean
+    y = (turned(y, int(bounds[5])) if bounds[5] > 1 else y)[has].astype(np.float64)
+    stand_for = (scales[:, None] * (entries[: len(rows), :d] - 128.0))[has]
+    e = single(y - stand_for)
+    size = norms(e)
+    need((size <= radii[has]).all() and (size <= bounds[1]).all(), "a code is farther off")
+    need((norms(y) <= bounds[2]).all(), "a moved row is longer")
+    need(np.abs(rows).max(initial=0) <= bounds[4], "an entry of a row is larger")
+    return stand_for, e
 
 
 def turned(y: np.ndarray, block: int) -> np.ndarray:
@@ -566,21 +693,32 @@ def turned(y: np.ndarray, block: int) -> np.ndarray:
     return y
 
 
-def is_bounded(e: np.ndarray, matrix: np.ndarray, bounds: np.ndarray) -> bool:
+def check_matrix(packed: np.ndarray, e: np.ndarray, f: float, additions: float) -> None:
+    """Check that the triangle of a matrix bounds vectors, with a factor f."""
+    need(np.isfinite([*packed, f]).all() and f >= 0, "numbers of a matrix are not finite")
+    need(0 <= additions < 1e15 and additions % 1 == 0, "additions")
+    matrix = np.zeros((e.shape[1], e.shape[1]))
+    matrix[np.triu_indices(len(matrix))] = packed
+    matrix += np.triu(matrix, 1).T
+    need((np.diag(matrix) >= 0).all(), "a square is negative")
+    need(np.isfinite(np.trace(matrix)), "a matrix is too large")
+    need(is_bounded(e, matrix, f, additions), "codes leave out more than is said")
+
+
+def is_bounded(e: np.ndarray, matrix: np.ndarray, f: float, additions: float) -> bool:
     """Prove |e q| <= sqrt(q R q) + sqrt(f) |q| for all q: by a U with |e - U root(R)| small."""
     trace = np.trace(matrix)
-    need(np.isfinite(trace), "a guard's matrix is too large")
     if np.linalg.norm(e.T @ e - matrix) <= 5e-13 * trace:
         return True
     lengths, axes = np.linalg.eigh(matrix)
     root = (axes * np.sqrt(np.maximum(lengths, 0))).T
-    if np.linalg.norm(root.T @ root - matrix) > (5e-13 + bounds[3] * 2.0**-52) * trace:
+    if np.linalg.norm(root.T @ root - matrix) > (5e-13 + additions * 2.0**-52) * trace:
         return False
     small = np.linalg.qr(e, mode="r")
     a, _, b = np.linalg.svd(small @ root.T, full_matrices=False)
     apart = np.linalg.norm(small - a @ b @ root)
     apart += 1e-13 * (np.linalg.norm(small) + np.linalg.norm(root))
-    return bool(apart <= np.sqrt(bounds[0]) + 2.4e-13 * np.sqrt(trace))
+    return bool(apart <= np.sqrt(f) + 2.4e-13 * np.sqrt(trace))
 
 
 def check(out: File, given: File, layout: str | None) -> int:
@@ -640,17 +778,17 @@ def check(out: File, given: File, layout: str | None) -> int:
             rows = slice(None) if layer.groups == 1 else group
             for role in ("key", "value"):
                 given_rows, copies = layer.given_rows(role, wide=False), layer.said(role)
-                bits = f"<u{copies.itemsize}"
                 if o["granularity"] == "head":
                     begin = sum(map(len, layer.kept[:group]))
                     rows, copies = group, copies[begin : begin + len(kept)]
-                mine = np.ascontiguousarray(given_rows[rows][..., kept, :])
-                need(np.array_equal(mine.view(bits), copies.view(bits)), "a row is no copy")
+                need(same_bits(given_rows[rows][..., kept, :], copies), "a row is no copy")
             if o["out_tol"] is not None:
                 check_radius(layer, group, body["eps"][str(layer.i)][group])
-    if o["guard"] == "codes":
-        for layer in layers:
+    for layer in layers:
+        if o.get("guard") == "codes":
             check_guard(layer)
+        if "key_bits" in o:
+            check_codes(layer)
     for layer in together:
         for group in range(layer.groups):
             eps = body["eps"][str(layer.i)][group]

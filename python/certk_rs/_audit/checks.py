@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from .._files.certificate import Certificate
 from .._files.layers import Layer
+from . import codes, guards
 from .claims import Claims, Floats, Integers, Note, among
-from .guards import nonsense
 
 Found = Iterator[tuple[str, str]]
 Check = Callable[[Claims, Certificate], Found]
@@ -234,8 +234,13 @@ def _held_out(claims: Claims, certificate: Certificate) -> Found:
         yield "left_out", f"row {both[0]} is of a query that is held out"
 
 
-def _guard(claims: Claims, _: Certificate) -> Found:
-    if claims.guard is not None and (wrong := nonsense(claims.guard, claims.layer.d)):
+def _rest(claims: Claims, _: Certificate) -> Found:
+    d, wrong = claims.layer.d, None
+    if claims.guard is not None:
+        wrong = guards.nonsense(claims.guard, d)
+    if claims.codes is not None:
+        wrong = codes.nonsense(claims.codes, d)
+    if wrong is not None:
         yield wrong
 
 
@@ -378,6 +383,6 @@ def _ascending(numbers: Integers, end: int) -> bool:
 
 # The checks of a layer; a stage is reached only if nothing was found before it.
 _STAGES: tuple[tuple[Check, ...], ...] = (
-    (_held_out, _guard),
+    (_held_out, _rest),
     (_intervals, _worst, _violations, _weights, _sets),
 )

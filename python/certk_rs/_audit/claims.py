@@ -19,7 +19,11 @@ from .._files.output import counts_in, output_tensors, rises
 from .._files.safetensors import Form
 from .._files.tensor_file import SafetensorsFile
 from .._files.values import widen
-from .guards import GuardClaims, code_bytes
+from .codes import LOW_ADDITIONS, SPREAD_ADDITIONS, CodeClaims, LowPlane
+from .guards import GuardClaims
+from .layouts import code_bytes
+from .matrices import Matrix
+from .planes import ADDITIONS, Plane
 
 Note = Callable[[str, str], None]
 Floats = NDArray[np.float64]
@@ -45,6 +49,8 @@ class Claims:
         rows: The rows with a weight in a lower bound.
         weights: Their weights.
         heaviest: At least the largest weight of all rows that prove one bound together.
+        guard: The guard of the dropped keys, if there is one.
+        codes: The codes of all keys and values, if there are any.
     """
 
     layer: Layer
@@ -67,6 +73,7 @@ class Claims:
     weights: Floats
     heaviest: float
     guard: GuardClaims | None
+    codes: CodeClaims | None
 
     @property
     def kept(self) -> int:
@@ -193,11 +200,12 @@ def read_claims(
     if starts is None or ends is None:
         return None
     guard = None
-    if certificate.options.guard != "none":
+    if certificate.options.rest == "file":
         counts = [layer.n - (stop - start) for start, stop in pairwise(starts)]
         guard = _read_guard(file, layer, counts if by_head else counts * layer.kv_heads, note)
         if guard is None:
             return None
+    codes = _read_codes(file, layer, certificate) if certificate.options.rest == "codes" else None
     bound_eps, weights = certificate.bound_eps, floats("lower_bound_weights")
     return Claims(
         layer,
@@ -220,6 +228,7 @@ def read_claims(
         np.empty(0) if weights is None else weights,
         1.0 if weights is None else float(weights.max(initial=0.0)) or 1.0,
         guard,
+        codes,
     )
 
 
@@ -227,21 +236,45 @@ def _read_guard(
     file: SafetensorsFile, layer: Layer, counts: list[int], note: Note
 ) -> GuardClaims | None:
     """Read the guard of so many dropped keys of each kv head; None (noted) if it does not fit."""
-    stem, d = f"layers.{layer.index}.guard_", layer.d
+    stem = f"layers.{layer.index}.guard_"
     starts, code_starts = [0], [0]
     for count in counts:
         starts.append(starts[-1] + count)
-        code_starts.append(code_starts[-1] + code_bytes(count, d))
+        code_starts.append(code_starts[-1] + code_bytes(count, layer.d))
     there = file.header.entries[stem + "codes"].shape[0]
     if min(counts) < 0 or there != code_starts[-1]:
         what = f"has {there} bytes, which are not those of the keys that are dropped"
         note(stem + "codes", what)
         return None
-    return GuardClaims(
-        starts,
-        code_starts,
-        widen(file.read(stem + "scales"), "BF16"),
-        widen(file.read(stem + "radii"), "BF16"),
-        file.read(stem + "mean"),
-        *(file.read(stem + name) for name in ("gram", "bounds", "ball")),
+    plane = _read_plane(file, layer, "guard_", "key", file.read(stem + "bounds"))
+    return GuardClaims(starts, code_starts, plane, file.read(stem + "ball"))
+
+
+def _read_codes(file: SafetensorsFile, layer: Layer, certificate: Certificate) -> CodeClaims:
+    """Read what is said of the codes of all keys and values."""
+    stem, bits = f"layers.{layer.index}.", certificate.options.bits
+
+    def matrix(name: str, beside: str, additions: int) -> Matrix:
+        packed, bounds = file.read(stem + name), file.read(stem + beside)
+        return Matrix(name, packed, beside, bounds, additions)
+
+    of_keys, low = file.read(stem + "key_bounds"), None
+    if bits["key"] > 8:
+        low = LowPlane(bits["key"] - 8, matrix("key_low_gram", "key_low_bounds", LOW_ADDITIONS))
+    return CodeClaims(
+        _read_plane(file, layer, "key_", "key", of_keys[:, :-1]),
+        of_keys[:, -1],
+        low,
+        _read_plane(file, layer, "value_", "value", file.read(stem + "value_bounds")),
+        bits["value"],
+        matrix("value_spread", "value_spread_bounds", SPREAD_ADDITIONS),
+        file.header.entries[stem + "key_bare"].shape[0],
     )
+
+
+def _read_plane(file: SafetensorsFile, layer: Layer, role: str, of: str, bounds: Floats) -> Plane:
+    """Read what is said of a plane whose tensors begin so, given the six bounds of it."""
+    stem = f"layers.{layer.index}.{role}"
+    matrix = Matrix(f"{role}gram", file.read(stem + "gram"), f"{role}bounds", bounds, ADDITIONS)
+    scales, radii, mean = (file.read(stem + name) for name in ("scales", "radii", "mean"))
+    return Plane(role, of, scales, radii, mean, matrix)

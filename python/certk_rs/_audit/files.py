@@ -41,7 +41,7 @@ from .checks import (
 from .claims import Claims, Note, read_claims, shown, tensors_of
 from .judge import Verdict, is_proven
 from .recompute import Proof
-from .report import Notes, OutputAudit, Sampled, unknown_without_input
+from .report import Notes, OutputAudit, Sampled, unknown_by_a_sample, unknown_without_input
 from .sources import Source, Sources
 from .truth import Head
 from .workers import SMALL, Workers
@@ -291,7 +291,8 @@ class OutputJob:
         if said != (scales, certificate.causal_offset):
             self._later.add(CERTIFICATE, f"scale or causal_offset is not that of {source.path}")
             return []
-        self.result.unchecked = ()
+        sampled = self.sample is not None
+        self.result.unchecked = unknown_by_a_sample(certificate.options) if sampled else ()
         if layers and certificate.options.proof != "full":
             self.result.rows_over_budget, self._recount = 0, True
         if layers and certificate.options.proof == "none":

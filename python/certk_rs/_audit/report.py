@@ -28,9 +28,16 @@ def unknown_without_input(options: Options) -> tuple[str, ...]:
     """Return the questions that remain open without the input."""
     known: tuple[str, ...] = _OF_NONE if options.proof == "none" else WITHOUT_INPUT
     radius = ("whether budgets and values keep outputs within out_tol",)
-    guard = ("whether the guard bounds what was dropped",)
     known += radius if options.out_tol is not None else ()
-    return known + (guard if options.guard != "none" else ())
+    return known + unknown_by_a_sample(options)
+
+
+def unknown_by_a_sample(options: Options) -> tuple[str, ...]:
+    """Return the questions about what is not of rows, which a sample of rows leaves open."""
+    return {
+        "file": ("whether the guard bounds what was dropped",),
+        "codes": ("whether the codes are true of all keys and values",),
+    }.get(options.rest, ())
 
 
 def recomputed(options: Options | None, rows: int, bounds: int) -> str:

@@ -1,7 +1,7 @@
 """Comparison of one kv head of an output with the input.
 
-It covers the copies of the head, the radius of its values, its guard, and every row of the query
-heads that share it. Memory is about that of the head and of one block of scores.
+It covers the copies of the head, the radius of its values, its guard or codes, and every row of the
+query heads that share it. Memory is about that of the head and of one block of scores.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from numpy.typing import NDArray
 
 from .._files.certificate import Certificate
 from .._files.layers import Layer
+from .._files.safetensors import ITEMSIZE
 from .._files.tensor_file import SafetensorsFile
 from .._files.values import FiniteCheck, widen
+from . import codes, guards
 from .checks import forced_positions, inside
 from .claims import Claims, Floats, Integers, among
-from .guards import GuardClaims, untruths
+from .codes import CodeClaims, Piece
+from .guards import GuardClaims
 from .judge import Judge, Verdict, is_proven
+from .layouts import GROUP
 from .recompute import Keys, Proof, ball_radius, recompute
 from .report import Finding
 
 _BLOCK = 1 << 20  # scores at a time: 8 MiB, and a few temporaries of that size
-_ROWS = 1 << 14  # rows of keys or values at a time
+_ROWS = 1 << 14  # rows of keys or values at a time, in whole groups of codes
 # The tolerance for budgets that were chosen for a bound on outputs.
 _LENIENT = 1 + 2.0**-20
 
@@ -61,6 +65,8 @@ class Head:
             self._check_radius(self.certificate.options.out_tol, verdict)
         if claims.guard is not None and self.sample is None:
             self._check_guard(claims.guard, verdict)
+        if claims.codes is not None and self.sample is None:
+            self._check_codes(claims.codes, verdict)
         self._check_rows(verdict)
         if verdict.proof is not None and claims.by_head:
             name = claims.name_of(self.kv_head)
@@ -144,8 +150,7 @@ class Head:
         head, dtypes = self.kv_head, self._layer.dtypes
         kept = self.claims.indices[self.claims.group_of(head)]
         first, end = guard.code_starts[head], guard.code_starts[head + 1]
-        codes = np.empty(end - first, np.uint8)
-        self.file.read_into(self.claims.stem + "guard_codes", codes.data, first)
+        lines = self._bytes("guard_codes", first, end)
 
         def rows() -> Iterator[tuple[NDArray[np.float32], Floats]]:
             # Keys that no query of the file sees are dropped, too; later queries see them.
@@ -160,8 +165,51 @@ class Head:
                 yield keys.astype(np.float32), values
 
         with np.errstate(all="ignore"):
-            for name, what in untruths(guard, head, codes, rows()):
+            for name, what in guards.untruths(guard, head, lines, rows()):
                 verdict.notes.add(self.claims.stem + name, what)
+
+    def _check_codes(self, said: CodeClaims, verdict: Verdict) -> None:
+        """Check that the codes are true of all keys and values."""
+        with np.errstate(all="ignore"):
+            for name, what in codes.untruths(said, self.kv_head, self._coded(said)):
+                verdict.notes.add(self.claims.stem + name, what)
+
+    def _coded(self, said: CodeClaims) -> Iterator[Piece]:
+        """Yield all keys and values with their codes, some at a time."""
+        head, n, dtypes = self.kv_head, self._layer.n, self._layer.dtypes
+        bare = said.bare_in(slice(head))
+        for start in range(0, n, _ROWS):
+            self.pause()
+            part = slice(start, min(start + _ROWS, n))
+            more = bare + said.bare_in(head, part)
+            rows = {role: self._read(role, head, part) for role in ("key", "value")}
+            groups = slice(start // GROUP, -(-part.stop // GROUP))
+            yield Piece(
+                rows,
+                {role: widen(rows[role], dtypes[role]).astype(np.float32) for role in rows},
+                {
+                    role: self._part(f"{role}_bare", slice(bare, more)).view(rows[role].dtype)
+                    for role in rows
+                },
+                {role: self._part(f"{role}_codes", groups, head) for role in rows},
+                None if said.low is None else self._part("key_low", part, head),
+            )
+            bare = more
+
+    def _part(self, name: str, rows: slice, head: int = 0) -> NDArray[np.uint8]:
+        """Return the bytes of some rows of a tensor of the output, of a kv head if it has them."""
+        entry = self.file.header.entries[self.claims.stem + name]
+        count, width = entry.shape[-2:]
+        row = width * ITEMSIZE[entry.dtype]
+        first = (head * count + rows.start) * row
+        found = self._bytes(name, first, first + (rows.stop - rows.start) * row)
+        return found.reshape(rows.stop - rows.start, row)
+
+    def _bytes(self, name: str, first: int, end: int) -> NDArray[np.uint8]:
+        """Return some bytes of a tensor of the output."""
+        found = np.empty(end - first, np.uint8)
+        self.file.read_into(self.claims.stem + name, found.data, first)
+        return found
 
     def _check_rows(self, verdict: Verdict) -> None:
         claims, visible = self.claims, self.claims.visible

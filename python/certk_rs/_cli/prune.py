@@ -29,7 +29,7 @@ PANELS = {
     "How small": ("eps", "size", "size_bytes", "out_tol", "hot", "max_keep", "coverage"),
     "Sets": ("granularity", "keep_first", "keep_last", "block_size", "holdout"),
     "Inputs": ("names", "layout", "recursive"),
-    "Outputs": ("out", "proof", "guard", "skip_existing", "force"),
+    "Outputs": ("out", "proof", "rest", "key_bits", "value_bits", "skip_existing", "force"),
     "The job": ("dry_run", "resume", "fail_fast", "strict", "jobs", "threads", "unit", "shard",
                 "engine", "address", "as_json"),
 }  # fmt: skip

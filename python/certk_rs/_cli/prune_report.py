@@ -72,10 +72,10 @@ def _lost(report: FileReport) -> str:
 
 
 def _bytes(report: FileReport) -> str:
-    guard = f", {_mb(report.guard_bytes)} are its guard" if report.guard_bytes else ""
+    rest = f", {_mb(report.rest_bytes)} are codes" if report.rest_bytes else ""
     return (
         f"{_mb(report.cache_bytes)} of keys and values are {_mb(report.output_bytes)} "
-        f"({100 * report.saved:.1f} % saved{guard})"
+        f"({100 * report.saved:.1f} % saved{rest})"
     )
 
 

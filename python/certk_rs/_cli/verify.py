@@ -96,16 +96,16 @@ def show_rest(report: Audit) -> None:
 
 
 def _verdict(output: OutputAudit) -> str:
-    if output.unchecked:
-        return (
-            "is what its certificate says, byte for byte; not known without --against: "
-            f"{'; '.join(output.unchecked)}; it says: "
-        )
     if output.sampled is not None:
         return (
             f"sampled, not verified: nothing was found in {output.sampled.rows} of "
             f"{output.sampled.of} rows of {output.source}, nor in the bytes of the output; lower "
-            "bounds and all other rows were not looked at; it says: "
+            "bounds, guards, codes and all other rows were not looked at; it says: "
+        )
+    if output.unchecked:
+        return (
+            "is what its certificate says, byte for byte; not known without --against: "
+            f"{'; '.join(output.unchecked)}; it says: "
         )
     from ..audit import recomputed
 

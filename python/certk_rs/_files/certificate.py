@@ -14,14 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .bits import KEY_BITS, VALUE_BITS
 from .masses import Budgets, mass_dtype
 from .safetensors import ITEMSIZE, Form, are_sizes, parse_json
 from .transposed import LAYOUTS, MAX_N
 
-FORMAT = 2
 GRANULARITIES = ("head", "layer", "token")
 PROOFS = ("full", "compact", "none")
-GUARDS = ("none", "codes")
+RESTS = ("drop", "file", "codes")
+# Values of `guard` in format 2, by `rest`; format 3 has codes.
+_GUARDS = {"drop": "none", "file": "codes"}
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -57,7 +59,10 @@ class Options:
         out_tol: The bound on the error of outputs that budgets were chosen for.
         size: The most keys that may be kept in the whole file.
         hot: True to keep the `size` keys that are needed most often, beyond the rows' budgets.
-        guard: The record of the dropped keys: "codes", or "none".
+        rest: The record of what is not kept: "drop" (none), "file" (a guard of the dropped keys,
+            whose rows are in the input), or "codes" (of all keys and values).
+        key_bits: With codes, the bits of an entry of a key, else None.
+        value_bits: With codes, the bits of an entry of a value, else None.
     """
 
     granularity: str = "head"
@@ -72,7 +77,16 @@ class Options:
     out_tol: float | None = None
     size: int | None = None
     hot: bool = False
-    guard: str = "none"
+    rest: str = "drop"
+    key_bits: int | None = None
+    value_bits: int | None = None
+
+    @property
+    def bits(self) -> dict[str, int]:
+        """Bits of codes by role; empty without codes."""
+        if self.key_bits is None or self.value_bits is None:
+            return {}
+        return {"key": self.key_bits, "value": self.value_bits}
 
 
 @dataclass(frozen=True)
@@ -128,11 +142,11 @@ class Certificate:
     def _text(self, sha256: str) -> str:
         bound_eps = None if self.bound_eps is None else _budgets_json(self.bound_eps)
         body = {
-            "format": FORMAT,
+            "format": 2 if self.options.rest in _GUARDS else 3,
             "library": self.library,
             "eps": _budgets_json(self.eps),
             "bound_eps": bound_eps,
-            "options": vars(self.options) | {"names": self.names},
+            "options": _options_json(self.options) | {"names": self.names},
             "causal_offset": self.causal_offset,
             "scales": {str(index): scale for index, scale in self.scales.items()},
             "input_headers": list(self.input_headers),
@@ -151,7 +165,7 @@ def read_certificate(text: str) -> tuple[Certificate, str | None]:
     """
     try:
         body = parse_json(text)
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
+        if not isinstance(body, dict) or body.get("format") not in (2, 3):
             raise ValueError(_another_format(body))
         options = dict(body["options"])
         bound_eps = body["bound_eps"]
@@ -161,7 +175,7 @@ def read_certificate(text: str) -> tuple[Certificate, str | None]:
             eps=_budgets(body["eps"]),
             bound_eps=None if bound_eps is None else _budgets(bound_eps),
             names=str(options.pop("names")),
-            options=_options(options),
+            options=_options(options, body["format"]),
             causal_offset=None if offset is None else int(offset),
             scales={int(index): float(scale) for index, scale in body["scales"].items()},
             input_headers=_hashes(body["input_headers"]),
@@ -190,7 +204,16 @@ def _another_format(body: object) -> str:
             "it is of format 1, which nothing from 0.2.0 on reads: it cannot be verified; prune "
             "its input anew"
         )
-    return f"it is not a certificate of format {FORMAT}"
+    return "it is not a certificate of format 2 or 3"
+
+
+def _options_json(options: Options) -> dict[str, Any]:
+    body = dict(vars(options))
+    rest = body.pop("rest")
+    if rest in _GUARDS:
+        del body["key_bits"], body["value_bits"]
+        body["guard"] = _GUARDS[rest]
+    return body
 
 
 def _budgets_json(budgets: Budgets) -> dict[str, list[float]]:
@@ -211,14 +234,21 @@ def _is_sha256(value: object) -> bool:
     return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
-def _options(body: dict[str, Any]) -> Options:
-    options = Options(**body)
+def _options(body: dict[str, Any], version: object) -> Options:
+    given = dict(body)
+    if version == 2:
+        guard = given.pop("guard")
+        given["rest"] = next((rest for rest, name in _GUARDS.items() if name == guard), None)
+    options = Options(**{"rest": "codes"} | given)
+    bits = (options.key_bits, options.value_bits)
     limit, out_tol, size = options.max_keep, options.out_tol, options.size
     if not (
         options.granularity in GRANULARITIES
         and options.layout in LAYOUTS
         and options.proof in PROOFS
-        and options.guard in GUARDS
+        and options.rest in RESTS
+        and (all(map(_is_count, bits)) if version == 3 else bits == (None, None))
+        and (version == 2 or (bits[0] in KEY_BITS and bits[1] in VALUE_BITS))
         and all(_is_count(count) for count in (options.keep_first, options.keep_last))
         and (limit is None or _is_fraction(limit) or (_is_count(limit) and limit >= 1))
         and (_is_count(options.block_size) and 1 <= options.block_size <= MAX_N)
@@ -233,9 +263,9 @@ def _options(body: dict[str, Any]) -> Options:
 
 
 def _may_be_hot(options: Options) -> bool:
-    """Return True if options can be those of hot keys: a size, a guard, and no other limit."""
+    """Return True if options can be those of hot keys: a size, a rest, and no other limit."""
     limited = options.max_keep is not None or options.block_size > 1 or options.coverage < 1
-    others = options.granularity == "token" or options.guard == "none"
+    others = options.granularity == "token" or options.rest == "drop"
     return options.size is not None and not limited and not others
 
 

@@ -60,7 +60,7 @@ def guard_forms(layer: Layer, dropped: int, codes: int) -> dict[str, Form]:
     }
 
 
-def code_bytes(count: int, d: int) -> int:
+def guarded_bytes(count: int, d: int) -> int:
     """Return the bytes of the codes of `count` keys of d entries."""
     return -(-count // _GROUP) * _GROUP * -(-d // _STEP) * _STEP
 
@@ -103,7 +103,7 @@ def guarded_heads(
             raise ValueError(f"guard_{name} has {len(array)} entries, not {sum(lengths)}")
         return np.split(array, np.cumsum(lengths)[:-1])
 
-    codes = split("codes", [code_bytes(count, d) for count in counts])
+    codes = split("codes", [guarded_bytes(count, d) for count in counts])
     scales, radii = split("scales", counts), split("radii", counts)
     width = -(-d // _GROUP) * _GROUP
     upper = np.triu_indices(d)

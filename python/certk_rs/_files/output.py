@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ..errors import CertkError
 from .certificate import PROOFS, Certificate, Options, TensorFacts, read_certificate
-from .guards import code_bytes, guard_forms
+from .codes import code_bytes, code_forms
+from .guards import guard_forms, guarded_bytes
 from .layers import Layer, layout
 from .location import Location
 from .names import Names
@@ -40,6 +41,7 @@ class Counts:
         held_out: Queries that are held out.
         left_out: Rows that coverage leaves out.
         codes: Bytes of a guard's codes.
+        bare: Keys without a code, where there are codes of all.
     """
 
     kept: Sequence[int]
@@ -48,14 +50,18 @@ class Counts:
     held_out: int = 0
     left_out: int = 0
     codes: int = 0
+    bare: int = 0
 
 
 def counts_in(tensors: Mapping[str, Form], layer: Layer) -> Counts:
     """Return the counts that the tensors of a file claim."""
 
-    def length(name: str) -> int:
+    def shape(name: str) -> tuple[int, ...]:
         _, shape = tensors.get(f"layers.{layer.index}.{name}", ("", (0,)))
-        return prod(shape)
+        return shape
+
+    def length(name: str) -> int:
+        return prod(shape(name))
 
     return Counts(
         kept=[length("indices")],
@@ -64,6 +70,7 @@ def counts_in(tensors: Mapping[str, Form], layer: Layer) -> Counts:
         held_out=length("held_out"),
         left_out=length("left_out"),
         codes=length("guard_codes"),
+        bare=next(iter(shape("key_bare")), 0),
     )
 
 
@@ -105,9 +112,11 @@ def output_tensors(layer: Layer, options: Options, counts: Counts, masses: str) 
         tensors["lower_bound"] = ("I64", (layer.kv_heads if by_head else 1,))
         tensors["lower_bound_rows"] = ("I64", (counts.weighted,))
         tensors["lower_bound_weights"] = ("F32", (counts.weighted,))
-    if options.guard != "none":
+    if options.rest == "file":
         dropped = layer.n * layer.kv_heads - total * (1 if by_head else layer.kv_heads)
         tensors |= guard_forms(layer, dropped, counts.codes)
+    if options.rest == "codes":
+        tensors |= code_forms(layer, options.bits, counts.bare)
     return {f"layers.{layer.index}.{name}": form for name, form in tensors.items()}
 
 
@@ -131,13 +140,18 @@ def proof_bytes(layers: Iterable[Layer], options: Options, masses: str) -> dict[
     return found
 
 
-def guard_bytes(layers: Iterable[Layer], kept: float) -> int:
-    """Estimate the bytes of a guard of codes if a share `kept` of all keys is kept."""
+def rest_bytes(layers: Iterable[Layer], options: Options, kept: float) -> int:
+    """Estimate the bytes of a guard or of codes if a share `kept` of all keys is kept."""
+    if options.rest == "drop":
+        return 0
     found = 0
     for layer in layers:
+        if options.rest == "codes":
+            found += code_bytes(layer, options.bits)
+            continue
         dropped = round(layer.n * (1 - kept))
         forms = guard_forms(layer, dropped * layer.kv_heads, 0)
-        found += layer.kv_heads * code_bytes(dropped, layer.d)
+        found += layer.kv_heads * guarded_bytes(dropped, layer.d)
         found += sum(ITEMSIZE[dtype] * prod(shape) for dtype, shape in forms.values())
     return found
 

@@ -173,7 +173,7 @@ def _asked(report: Mapping[str, Any]) -> Section:
         "coverage": of("coverage", number),
         "hold out": of("holdout", number),
         "proof": of("proof"),
-        "guard": of("guard"),
+        "rest": of("rest"),
         "error allowed": of("out_tol", number),
         "keys in all": lambda row: f"{count(row['size'])}{', hot' if row['hot'] else ''}",
         "layout": of("layout"),
@@ -200,17 +200,17 @@ def _sizes(report: Mapping[str, Any]) -> Section | None:
         "after, proof included": of("output_bytes", megabytes),
         "saved": of("saved", share),
         "indices, proof": of("proof_bytes", megabytes),
-        "guard": of("guard_bytes", megabytes),
+        "codes": of("rest_bytes", megabytes),
         "keys kept": of("kept", count),
         "of": of("total", count),
         "share": of("kept_share", share),
         "time of workers": of("seconds", seconds),
     }
-    guard = f", {megabytes(total['guard_bytes'])} are guards" if total["guard_bytes"] else ""
+    rest = f", {megabytes(total['rest_bytes'])} are codes" if total["rest_bytes"] else ""
     text = [
         f"{megabytes(total['cache_bytes'])} of keys and values became "
         f"{megabytes(total['output_bytes'])}: {share(total['saved'])} saved. Of what was written, "
-        f"{megabytes(total['proof_bytes'])} are indices and proof{guard}. The inputs have "
+        f"{megabytes(total['proof_bytes'])} are indices and proof{rest}. The inputs have "
         f"{megabytes(total['input_bytes'])} with all their tensors.",
     ]
     plots = [saved_by_output(outputs)] if len(outputs) > 1 else []

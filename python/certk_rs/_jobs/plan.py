@@ -20,7 +20,7 @@ from .._files.certificate import Certificate, Options, TensorFacts
 from .._files.layers import Layer
 from .._files.location import Location, locate
 from .._files.masses import Budgets
-from .._files.output import guard_bytes, proof_bytes
+from .._files.output import proof_bytes, rest_bytes
 from .._files.safetensors import ITEMSIZE
 from ..errors import CertkError
 from .inputs import Input, Source, changed_at, check_apart, expand
@@ -151,17 +151,27 @@ def _options(task: FileTask) -> Options:
     """Return the options that the certificate records, a size as a count of keys."""
     request = task.request
     options = Options(**request.recorded(), layout=task.layers[0].layout)
+    if request.rest == "codes":
+        narrow = any(layer.dtypes["key"] != "F32" for layer in task.layers)
+        key_bits = request.key_bits or (12 if narrow else 16)
+        options = replace(options, key_bits=key_bits, value_bits=request.value_bits or 8)
     proof = request.proof
     if proof == "auto":
         sizes = proof_bytes(task.layers, options, "F32")
         proof = "full" if sizes["full"] <= FULL_PROOF * task.cache_bytes else "compact"
     options = replace(options, proof=proof)
     if request.hot is not None:
-        return replace(options, size=_count_of(request.hot, task.total), hot=True)
+        size = _count_of(request.hot, task.total) if request.hot else _sets(task)
+        return replace(options, size=size, hot=True)
     if request.size is None and request.size_bytes is None:
         return options
     task = replace(task, options=options)
     return replace(options, size=_size(task, options))
+
+
+def _sets(task: FileTask) -> int:
+    by_head = task.request.granularity == "head"
+    return sum(layer.kv_heads if by_head else 1 for layer in task.layers)
 
 
 def _size(task: FileTask, options: Options) -> int:
@@ -175,9 +185,9 @@ def _size(task: FileTask, options: Options) -> int:
     fixed = proof + 1024 * len(task.layers) * 10 + 300 * len(task.tensors) + 4096
     of_key = [_bytes_of_key(layer, options.granularity) for layer in task.layers]
     widest = sum(of_key) if options.granularity == "token" else max(of_key)
-    if options.guard != "none":
-        # As if all were dropped: each key that is kept may save a little of it.
-        fixed += guard_bytes(task.layers, 0.0) + 1024 * len(task.layers) * 10
+    if options.rest != "drop":
+        # As if all were dropped: each key that is kept may save a little of a guard.
+        fixed += rest_bytes(task.layers, options, 0.0) + 1024 * len(task.layers) * 10
     size = (request.size_bytes - fixed) // widest
     if size < 1:
         raise CertkError(

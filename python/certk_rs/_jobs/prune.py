@@ -52,7 +52,9 @@ def prune(
     coverage: float = 1.0,
     holdout: float = 0.0,
     proof: str = "auto",
-    guard: str = "none",
+    rest: str = "drop",
+    key_bits: int | None = None,
+    value_bits: int | None = None,
     names: str | None = None,
     layout: str | None = None,
     recursive: bool = False,
@@ -83,9 +85,9 @@ def prune(
         size: The keys that each file may keep in all, a count or a fraction of the visible ones:
             distributed over heads and layers so that the worst tail mass is least.
         size_bytes: The same, as the bytes that each output may have.
-        hot: With `eps` and a `guard`: how many keys each file keeps in all, a count or a
-            fraction; those stay that its queries need most often, in any head. eps is then
-            what later queries may lose, and what is not here is for the guard to name.
+        hot: With `eps` and a `rest` of "codes" or "file": how many keys each file keeps in all, a
+            count or a fraction; those stay that its queries need most often, in any head. eps is
+            then what later queries may lose. With "codes" it may be 0.
         out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
             the attention output of a row.
         granularity: One keep-set per kv "head", per "layer", or one for all layers ("token").
@@ -100,9 +102,12 @@ def prune(
             budget. The sets that are written are then made for all queries. It doubles the work.
         proof: How much of the proof is written: "full", "compact", "none", or "auto": full where
             that takes at most 2 % of the bytes of keys and values, else compact.
-        guard: What is remembered of the dropped keys and values, so that what any later query loses
-            can be proven (`certk_rs.transformers.from_cache`): "codes", a byte an entry of every
-            dropped key and bounds for each kv head, or "none".
+        rest: What there is of keys and values that are not kept, for later queries
+            (`certk_rs.transformers.from_cache`): "drop", nothing; "codes", codes of all keys and
+            values, from which any query is answered with a proof of what it lost; "file", a byte an
+            entry of every dropped key, which proves the loss and names rows of the input to fetch.
+        key_bits: With codes, bits of an entry of a key: 8, 12 or 16; None: 16 for float32, else 12.
+        value_bits: With codes, bits of an entry of a value: 8, the default, or 4.
         names: Pattern of the tensor names, None to find out; see docs/files.md.
         layout: Order of the axes, "hnd" (heads, n, d) or "nhd"; None: hnd, with doubts an error.
         recursive: Whether directories within directories are searched.

@@ -493,7 +493,7 @@ def _options(outputs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _totals(outputs: Sequence[dict[str, Any]], sums: Sums) -> dict[str, Any]:
-    names = ("input_bytes", "cache_bytes", "output_bytes", "proof_bytes", "guard_bytes")
+    names = ("input_bytes", "cache_bytes", "output_bytes", "proof_bytes", "rest_bytes")
     counts = {name: sum(each[name] for each in outputs) for name in names}
     before, seconds = counts["cache_bytes"], [each["seconds"] for each in outputs]
     return {

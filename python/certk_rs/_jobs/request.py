@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .._files.bits import KEY_BITS, VALUE_BITS
 from ..errors import CertkError, one_line
 
 # Below this the float64 range ends, and with it what a recorded tail mass can promise (`choose`).
@@ -128,6 +129,14 @@ def _layers(first: int, last: int | None) -> str:
 Check = Callable[[str, Any], None]
 
 
+def _one_of(known: tuple[int, ...]) -> Check:
+    def check(name: str, value: Any) -> None:
+        if type(value) is not int or value not in known:
+            raise CertkError(f"{name} is {value!r}: give one of {known}")
+
+    return check
+
+
 def _choice(*allowed: str) -> Check:
     def check(name: str, value: object) -> None:
         if value not in allowed:
@@ -166,6 +175,11 @@ def _share_or_count(name: str, value: object) -> None:
         raise CertkError(f"{name} is {value!r}: give a fraction in (0, 1], or a whole number")
     elif value < 1:
         raise CertkError(f"{name} is {value}: at least one key must be kept")
+
+
+def _hot(name: str, value: object) -> None:
+    if type(value) is not int or value != 0:
+        _share_or_count(name, value)
 
 
 def _option(
@@ -218,9 +232,9 @@ class Request:
     )
     hot: float | int | None = _option(
         metavar="N|F",
-        said="With --eps and --guard: keep N keys of a file, or a fraction F, those that queries "
-        "need most often; eps is what later ones may lose with recall.",
-        check=_share_or_count,
+        said="With --eps and --rest: keep N keys of a file, or a fraction F, those that queries "
+        "need most often; eps is what later ones may lose.",
+        check=_hot,
     )
     out_tol: float | None = _option(
         metavar="X",
@@ -268,12 +282,22 @@ class Request:
         "that is at most 2 % of the cache.",
         choices=("auto", "full", "compact", "none"),
     )
-    guard: str = _option(
-        "none",
-        said="What is remembered of dropped keys, to prove what later queries lose: codes (a byte "
-        "an entry), or none.",
-        choices=("none", "codes"),
+    rest: str = _option(
+        "drop",
+        said="What is not kept: drop it; codes, which answer later queries with a proof of what "
+        "they lost; or file: what proves their loss, and names the rows to read from the input.",
+        choices=("drop", "codes", "file"),
         recorded=True,
+    )
+    key_bits: int | None = _option(
+        metavar="N",
+        said="With codes: 8, 12 or 16 bits an entry of a key. Default: 16, of half floats 12.",
+        check=_one_of(KEY_BITS),
+    )
+    value_bits: int | None = _option(
+        metavar="N",
+        said="With codes: 8 or 4 bits an entry of a value. Default: 8.",
+        check=_one_of(VALUE_BITS),
     )
     names: str | None = _option(
         metavar="PATTERN",
@@ -300,6 +324,8 @@ class Request:
         self._check_combination()
 
     def _check_combination(self) -> None:
+        if self.rest != "codes" and (self.key_bits or self.value_bits):
+            raise CertkError("key_bits and value_bits are those of codes: give rest codes")
         sized = "size" if self.size is not None else "size_bytes"
         if self.eps is None and self.out_tol is None:
             if self.max_keep is not None:
@@ -319,11 +345,13 @@ class Request:
             raise CertkError("hot goes with eps, what later queries may lose: give eps")
         if self.eps.least <= 0:
             raise CertkError("hot needs eps above 0: a query that may lose nothing needs every key")
-        if self.guard == "none":
+        if self.rest == "drop":
             raise CertkError(
-                "hot keys promise nothing to a query by themselves: give guard codes, which proves "
-                "what each has lost and names what to fetch"
+                "hot keys promise nothing to a query by themselves: give rest codes or file, which "
+                "prove what each has lost"
             )
+        if self.hot == 0 and self.rest != "codes":
+            raise CertkError("hot is 0: at least one key must be kept, but with rest codes")
         others = {
             "max_keep": self.max_keep is not None,
             "coverage": self.coverage < 1,

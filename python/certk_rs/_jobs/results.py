@@ -53,7 +53,7 @@ class FileReport:
     """One finished output.
 
     `cache_bytes` are those of the input's keys and values, `input_bytes` all of its bytes (queries
-    among them), `output_bytes` all of the output's, proof and guard included. `seconds` is the time
+    among them), `output_bytes` all of the output's, proof and codes included. `seconds` is the time
     that workers spent on it.
     """
 
@@ -70,8 +70,8 @@ class FileReport:
     output_bytes: int
     proof_bytes: int
     seconds: float
-    guard: str = "none"
-    guard_bytes: int = 0
+    rest: str = "drop"
+    rest_bytes: int = 0
     warnings: tuple[str, ...] = ()
     worst_at_least: float | None = None
     """With a size for a target: no distribution of so many keys has a smaller worst tail mass."""
@@ -113,7 +113,7 @@ class FileReport:
 # Fields of a report that its JSON has under the same name.
 _SAME = (
     *("name", "granularity", "block_size", "proof", "worst_at_least", "input_bytes"),
-    *("cache_bytes", "output_bytes", "proof_bytes", "guard", "guard_bytes", "seconds"),
+    *("cache_bytes", "output_bytes", "proof_bytes", "rest", "rest_bytes", "seconds"),
     "header_sha256",
 )
 # The same of a set.
@@ -286,8 +286,8 @@ class JobResult(Shown):
         after = sum(report.output_bytes for report in self.outputs)
         saved = f"{100 * (1 - after / before):.1f} % saved"
         yield "bytes", f"{before} of keys and values are {after}, proof included ({saved})"
-        if guard := sum(report.guard_bytes for report in self.outputs):
-            yield "guard", f"{guard} of these bytes are what is remembered of dropped keys"
+        if rest := sum(report.rest_bytes for report in self.outputs):
+            yield "rest", f"{rest} of these bytes are codes for later queries"
 
     def __repr__(self) -> str:
         return (

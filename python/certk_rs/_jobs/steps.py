@@ -17,7 +17,7 @@ import numpy as np
 
 from .._files.certificate import TensorFacts
 from .._files.layers import Layer
-from .._files.output import guard_bytes, proof_bytes
+from .._files.output import proof_bytes, rest_bytes
 from .._files.safetensors import ITEMSIZE
 from .._files.transposed import ROW_MAJOR
 from ..errors import CertkError
@@ -130,7 +130,8 @@ def _choose(
             if isinstance(each, Demands)
             for head, shares in enumerate(each.shares)
         }
-        edges = hottest(list(demands.values()), options.size)
+        # Of none, each set has the one key that it must have.
+        edges = hottest(list(demands.values()), options.size if task.request.hot else 0)
         ask = replace(ask, hot=tuple(zip(demands, edges, strict=True)))
     elif options.size is not None:
         search = SizeSearch(options.size)
@@ -266,7 +267,7 @@ def _report(
         block_size=options.block_size,
         input_bytes=task.input_bytes,
         cache_bytes=task.cache_bytes,
-        guard=options.guard,
+        rest=options.rest,
         seconds=seconds,
         worst_at_least=found.bound_eps,
         **vars(written),
@@ -368,14 +369,14 @@ def estimate(task: FileTask, threads: int | None) -> Estimate:
     if task.options.size is not None:
         share = min(1.0, task.options.size / max(1, task.total))
     proof = proof_bytes(task.layers, task.options, "F32")[task.options.proof]
-    guard = 0 if task.options.guard == "none" else guard_bytes(task.layers, share)
+    rest = rest_bytes(task.layers, task.options, share)
     indices = 4 * share * sum(layer.n * layer.kv_heads for layer in task.layers)
     return Estimate(
         task.source.name,
         str(task.source.location),
         task.input_bytes,
         task.cache_bytes,
-        int(share * task.cache_bytes + indices + proof + guard + 600 * len(task.tensors)),
+        int(share * task.cache_bytes + indices + proof + rest + 600 * len(task.tensors)),
         share,
         every,
         spent * every / scores if scores else spent,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .._files.cache import Cache
 from .._files.certificate import Certificate, Options, TensorFacts, read_certificate
-from .._files.guards import code_bytes, guard_tensors
+from .._files.guards import guard_tensors, guarded_bytes
 from .._files.location import Location
 from .._files.output import Counts, OutputFile, index_type, output_header, output_tensors
 from .._files.safetensors import STORAGE, Form, Header
@@ -22,6 +22,7 @@ from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..guard import guard_head, others
 from .choose import as_native
+from .encode import bare_keys, encoded
 from .inputs import Input
 from .sets import LayerRecord
 
@@ -36,7 +37,7 @@ class Written:
     header_sha256: str
     output_bytes: int
     proof_bytes: int
-    guard_bytes: int
+    rest_bytes: int
 
 
 def assemble(
@@ -66,8 +67,10 @@ def assemble(
     with given.read() as cache:
         tensors: dict[str, Form] = {}
         proofs: dict[str, NDArray[Any]] = {}
+        bare = []
         for each in chosen:
-            counts = _counts(each, options)
+            bare.append(bare_keys(cache, each.layer, options) if options.rest == "codes" else 0)
+            counts = _counts(each, options, bare[-1])
             tensors |= output_tensors(each.layer, options, counts, said.mass_dtype)
             proofs |= _tensors(each, options)
         if not replaces and (there := header_of_output(target, said)) is not None:
@@ -77,10 +80,13 @@ def assemble(
         with OutputFile(target, tensors, said, replace=replaces) as output:
             for name, array in proofs.items():
                 output.write(name, array)
-            for each in chosen:
+            for each, without in zip(chosen, bare, strict=True):
                 _copy(cache, each, options, output)
-                if options.guard != "none":
+                if options.rest == "file":
                     _guard(cache, each, output)
+                if options.rest == "codes":
+                    for name, array in encoded(cache, each.layer, options, without):
+                        output.write(name, array)
             cache.file.check_unchanged(given.identity)
             output.commit()
             return _written(output.header())
@@ -91,25 +97,27 @@ def _written(header: Header) -> Written:
 
 
 def byte_counts(header: Header) -> dict[str, int]:
-    """Return the bytes of an output, of its proof (with indices), and of its guard."""
+    """Return the bytes of an output, of its proof (with indices), and of its guard or codes."""
     size = len(header.raw) + max((entry.stop for entry in header.entries.values()), default=0)
-    counts = {"output_bytes": size, "proof_bytes": 0, "guard_bytes": 0}
+    counts = {"output_bytes": size, "proof_bytes": 0, "rest_bytes": 0}
     for name, entry in header.entries.items():
         role = name.rpartition(".")[2]
         if role not in ("key", "value"):
-            of = "guard_bytes" if role.startswith("guard_") else "proof_bytes"
+            of_rest = role.startswith(("guard_", "key_", "value_"))
+            of = "rest_bytes" if of_rest else "proof_bytes"
             counts[of] += entry.stop - entry.start
     return counts
 
 
-def _counts(chosen: LayerRecord, options: Options) -> Counts:
+def _counts(chosen: LayerRecord, options: Options, bare: int) -> Counts:
     size, layer = options.block_size, chosen.layer
     return Counts(
         kept=chosen.sizes.tolist(),
         blocks=[len(np.unique(each // size)) for each in chosen.groups] if size > 1 else (),
         weighted=len(chosen.weight_rows),
         left_out=len(chosen.left_out),
-        codes=sum(code_bytes(len(gone), layer.d) for gone in _dropped(chosen)),
+        codes=sum(guarded_bytes(len(gone), layer.d) for gone in _dropped(chosen)),
+        bare=bare,
     )
 
 
