@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,20 +61,26 @@ class KeptRows:
         rows = sum(int(coerce.borrow("kept", part)[0].nbytes) for part in stored)
         return rows + 4 * sum(len(each) for each in self.positions)
 
+    def with_tail(self, tail: tuple[ArrayLike, ArrayLike]) -> KeptRows:
+        """Return the same rows with those of the last positions, without looking at all again."""
+        made = copy.copy(self)
+        object.__setattr__(made, "tail", tail)
+        made.__dict__["_parts"] = (*self._parts[:-1], _native_tail(tail))
+        return made
+
     @cached_property
     def _parts(self) -> tuple[Any, ...]:
         """The rows as `_native` takes them: a cache of codes asks at every step."""
         flat = [np.asarray(each).astype(np.uint32) for each in self.positions]
         starts = starts_of([len(each) for each in flat])
-        tail = (
-            None
-            if self.tail is None
-            else tuple(coerce.as_native_floats("kept.tail", part) for part in self.tail)
-        )
         return (
             coerce.as_native_floats("kept.keys", self.keys),
             coerce.as_native_floats("kept.values", self.values),
             np.concatenate([*flat, np.empty(0, np.uint32)]),
             starts.tolist(),
-            tail,
+            None if self.tail is None else _native_tail(self.tail),
         )
+
+
+def _native_tail(tail: tuple[ArrayLike, ArrayLike]) -> tuple[Any, ...]:
+    return tuple(coerce.as_native_floats("kept.tail", part) for part in tail)

@@ -311,7 +311,7 @@ class CertkPress(kvpress.BasePress):  # type: ignore[misc]
         keep_first: Positions at the start that are always kept.
         keep_last: Positions at the end that are always kept.
         compact: Remove dropped keys, as above.
-        guard: "codes", with `compact` and certified attention (`certk_rs.transformers.use`): keep
+        rest: "file", with `compact` and certified attention (`certk_rs.transformers.use`): keep
             a byte per entry of every dropped key, and prove in `lost` what each later query has
             lost. One sequence at a time.
         on_breach: Answer to a later query that may lose more than `later_eps`: "report", "raise",
@@ -331,7 +331,7 @@ class CertkPress(kvpress.BasePress):  # type: ignore[misc]
     keep_first: int = 0
     keep_last: int = 0
     compact: bool = False
-    guard: Literal["none", "codes"] = "none"
+    rest: Literal["drop", "file"] = "drop"
     on_breach: OnBreach = "report"
     later_eps: float | None = None
     threads: int | None = None
@@ -366,14 +366,14 @@ class CertkPress(kvpress.BasePress):  # type: ignore[misc]
 
     def _guarding(self) -> Manner | None:
         """Return the guard's budget and its answer to losses; None without a guard."""
-        if self.guard not in ("none", "codes"):
-            raise CertkError(f"guard is {self.guard!r}; pass 'codes' or 'none'")
-        if self.guard == "none":
+        if self.rest not in ("drop", "file"):
+            raise CertkError(f"rest is {self.rest!r}; pass 'file' or 'drop'")
+        if self.rest == "drop":
             if self.on_breach != "report" or self.later_eps is not None:
-                raise CertkError("on_breach and later_eps go with a guard: pass guard='codes'")
+                raise CertkError("on_breach and later_eps go with a guard: pass rest='file'")
             return None
         if not self.compact:
-            raise CertkError("guard='codes' is for caches that keys leave: pass compact=True")
+            raise CertkError("rest='file' is for caches that keys leave: pass compact=True")
         eps = self.eps if self.later_eps is None else self.later_eps
         if eps is None:
             raise CertkError("a guard needs a budget for later queries: pass later_eps")
@@ -427,7 +427,7 @@ class CertkPress(kvpress.BasePress):  # type: ignore[misc]
             )
         if self._manner is not None and prompt.implementation != NAME:
             raise CertkError(
-                f"guard='codes': {prompt.implementation!r} attention does not ask guards: switch "
+                f"rest='file': {prompt.implementation!r} attention does not ask guards: switch "
                 "the model over by certk_rs.transformers.use(model, eps=0)"
             )
         calls: list[_Call] = []
@@ -543,7 +543,7 @@ class CertkPress(kvpress.BasePress):  # type: ignore[misc]
         """Leave each kv head the keys it needs and its latest others, `most` in all."""
         if self._manner is not None:
             if layers[0].keys.shape[0] != 1:
-                raise CertkError("guard='codes' is for one sequence at a time")
+                raise CertkError("rest='file' is for one sequence at a time")
             whole = [(layer.keys[0].detach(), layer.values[0].detach()) for layer in layers]
             recall = self._manner.on_breach == "recall"
             self._losses = Losses(self._manner, RowsOfCache(whole) if recall else None)

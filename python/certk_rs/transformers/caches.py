@@ -33,7 +33,9 @@ from ..errors import CertkError
 from ..guard import Guard
 from .capture_file import CacheWriter
 from .coded_cache import CodedCache, encode_cache, whole_rows
+from .coded_layer import Beyond, CodedLayer
 from .guarded import GuardedLayer, Losses, LostCall, Manner, OnBreach, Rows
+from .masked_layer import Watch
 from .per_head import pad_with_latest, select_per_head
 from .pruned_file import PrunedFile
 from .ragged_kv import RaggedKv
@@ -44,7 +46,7 @@ from .taken_layer import StandIns, TakenLayer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_GUARDED = "on_breach, promote, most_promoted, source, eps and out_tol"
+_ASKED = "on_breach, promote, most_promoted, source, eps and out_tol"
 
 _WHOLE_TEXT = (
     "give generate ids of the whole text, at least one token longer than cache.get_seq_length()"
@@ -58,9 +60,8 @@ class PruneOptions(TypedDict, total=False):
     keep_last: int
     compact: bool
     keep: int | None
-    key_bits: int
+    key_bits: int | None
     value_bits: int
-    guard: Literal["none", "codes"]
     on_breach: OnBreach
     promote: bool
     most_promoted: int | None
@@ -388,17 +389,18 @@ def from_cache(
 
     Args:
         path: A cache file (docs/files.md), which gives a `DynamicCache`, or an output of
-            `certk prune`, which gives a `PrunedCache`.
+            `certk prune`, which gives a `PrunedCache`, or with `--rest codes` a `CodedCache`.
         compact: Refuse a pruned file unless all heads and layers keep equally many, so that no slot
             is empty and any attention implementation can be used. (What a file has dropped is
             gone; `prune_cache` can fill slots with it.)
-        on_breach: Of a file with a guard (`certk prune --guard codes`), what to do where a later
+        on_breach: Of an output of `certk prune --rest file` or `codes`, what to do where a later
             query may lose more than eps: as in `prune_cache`.
         promote: As in `prune_cache`.
         most_promoted: As in `prune_cache`.
         source: Where dropped keys and values are: the input that was pruned, which is held against
             the hashes of the certificate now and read row by row later.
         eps: What any later query may lose; None for the budgets of the file, each kv head its own.
+            A cache of codes has it from `use`.
         out_tol: How far any later query's output may be off instead, as in `prune_cache`.
 
     Raises:
@@ -406,19 +408,27 @@ def from_cache(
     """
     path = Path(path)
     asked = on_breach != "report" or promote or most_promoted is not None
-    asked = asked or source is not None or eps is not None or out_tol is not None
+    judged = eps is not None or out_tol is not None
+    asked = asked or source is not None or judged
     if eps is not None and out_tol is not None:
         raise CertkError("eps and out_tol: both given; a later query is judged by one of them")
     with SafetensorsFile(path) as file:
         text = file.header.metadata.get("certk")
         if text is not None:
             pruned = PrunedFile(file)
+            if pruned.certificate.options.rest == "codes":
+                if compact or promote or most_promoted is not None or judged:
+                    raise CertkError(
+                        f"{path} has codes of all keys: compact, promote, most_promoted, eps and "
+                        "out_tol are for other outputs; give eps or out_tol to use"
+                    )
+                return _read_coded(pruned, path, on_breach, source)
             made = _read_pruned(pruned, path, compact)
-            if pruned.certificate.options.guard == "none":
+            if pruned.certificate.options.rest == "drop":
                 if asked:
                     raise CertkError(
-                        f"{path} has no guard, which {_GUARDED} go with: prune its input with "
-                        "--guard codes"
+                        f"{path} has no guard, which {_ASKED} go with: prune its input with "
+                        "--rest file"
                     )
                 return made
             manner = Manner(
@@ -435,7 +445,7 @@ def from_cache(
             )
             return made
     if asked:
-        raise CertkError(f"{path} is no output of certk prune, which {_GUARDED} go with")
+        raise CertkError(f"{path} is no output of certk prune, which {_ASKED} go with")
     return _read_full(path)
 
 
@@ -445,7 +455,7 @@ def prune_cache(
     queries: Sequence[torch.Tensor],
     eps: float,
     *,
-    rest: Literal["drop"] = "drop",
+    rest: Literal["drop", "file"] = "drop",
     **options: Unpack[_Scaled],
 ) -> PrunedCache: ...
 @overload
@@ -467,11 +477,10 @@ def prune_cache(
     keep_first: int = 0,
     keep_last: int = 0,
     compact: bool = False,
-    rest: Literal["drop", "codes"] = "drop",
+    rest: Literal["drop", "file", "codes"] = "drop",
     keep: int | None = None,
-    key_bits: int = 16,
+    key_bits: int | None = None,
     value_bits: int = 8,
-    guard: Literal["none", "codes"] = "none",
     on_breach: OnBreach = "report",
     promote: bool = False,
     most_promoted: int | None = None,
@@ -482,9 +491,8 @@ def prune_cache(
     """Prune a cache in memory: one keep-set per layer and kv head, for all queries of its group.
 
     Every query given loses at most eps of its attention mass in every head, by the real scores of
-    the stored vectors. Of queries that were not given nothing is promised without a guard. With
-    one, what each of them lost is proven (`PrunedCache.lost`, `Recorder`), and with
-    `on_breach="recall"` it is at most eps for every query to come.
+    the stored vectors. Of queries that were not given nothing is promised with `rest="drop"`. Else
+    what each of them lost is proven (`Recorder`), and with `on_breach="recall"` it is at most eps.
 
     Args:
         cache: As in `to_cache`; it is not changed.
@@ -496,21 +504,22 @@ def prune_cache(
         keep_last: Positions at the end that are always kept.
         compact: Fill the slots of heads that keep less with their latest dropped keys, so that all
             keep equally many, no slot is empty, and any attention implementation can be used.
-        rest: "drop" forgets what is not kept. "codes" gives a `CodedCache`, which has codes of all
-            keys and values beside the kept rows, so that it answers any later query from memory
-            (`encode_cache` makes one without queries); all options below are for "drop".
+        rest: "drop" forgets what is not kept. "file" remembers a byte an entry of every dropped key
+            (a guard, docs/transformers.md), which certified attention judges every query by; others
+            take no notice of it. "codes" gives a `CodedCache`, which has codes of all keys and
+            values beside the kept rows, so that it answers any later query from memory
+            (`encode_cache` makes one without queries); eps of later queries is then that of `use`.
         keep: With "codes", the most rows that a kv head keeps exactly; None for what eps asks for.
         key_bits: With "codes", as in `encode_cache`; value_bits, too.
         value_bits: See `key_bits`.
-        guard: "codes": remember a byte an entry of every dropped key (docs/transformers.md), which
-            certified attention then judges every query by. Others take no notice of it.
-        on_breach: Where a query may lose more than eps: "report" records it, "raise" is a
-            `CertkError`, "recall" fetches what matters from `source`.
-        promote: Whether keys that were fetched stay.
+        on_breach: With "file" or "codes", where a query may lose more than eps: "report" records
+            it, "raise" is a `CertkError`, "recall" fetches what matters from `source`.
+        promote: With "file", whether keys that were fetched stay.
         most_promoted: Of each kv head, how many may stay; those asked for the longest ago go first.
-        out_tol: How far a later query's output may be off, rounding included, in the units of the
-            values (Euclidean norm over d_v): a breach is then where it may be more, and eps is for
-            the given queries alone. It takes a pass over the kept values in every call.
+        out_tol: With "file", how far a later query's output may be off, rounding included, in the
+            units of the values (Euclidean norm over d_v): a breach is then where it may be more,
+            and eps is for the given queries alone. It takes a pass over the kept values in every
+            call.
         source: Where dropped keys and values are: a cache file of exactly these (as `capture` and
             `to_cache` write it, and `from_cache` reads), which is compared now and read row by row
             later; or None: `cache` itself, whose tensors are then held, and must not be written to
@@ -520,8 +529,17 @@ def prune_cache(
     Raises:
         CertkError: Bad input; the message names the layer.
     """
-    if rest not in ("drop", "codes") or (rest == "drop" and keep is not None):
-        raise CertkError(f"rest is {rest!r}, keep {keep!r}: pass 'codes', or 'drop' without keep")
+    if rest not in ("drop", "file", "codes"):
+        raise CertkError(f"rest is {rest!r}; pass 'drop', 'file' or 'codes'")
+    for names, given, needs in (
+        ("keep", keep is not None, ("codes",)),
+        ("on_breach and source", on_breach != "report" or source is not None, ("file", "codes")),
+        ("promote and most_promoted", promote or most_promoted is not None, ("file",)),
+        ("out_tol", out_tol is not None, ("file",)),
+        ("compact", compact, ("drop", "file")),
+    ):
+        if given and rest not in needs:
+            raise CertkError(f"{names}: not for rest={rest!r}; pass rest={needs[-1]!r}")
     chosen: list[list[NDArray[np.int64]]] = []
     certificates = []
     layers = _full_layers(cache, queries)
@@ -543,9 +561,19 @@ def prune_cache(
         certificates.append(
             PrunedLayer(index, keys.shape[2], tuple(len(indices) for indices in kept), upper)
         )
+    rows = None if source is None else _rows_of(source, layers)
+    if rows is None and on_breach == "recall":
+        rows = RowsOfCache([(keys[0], values[0]) for _, keys, values in layers])
     if rest == "codes":
-        bits = {"key_bits": key_bits, "value_bits": value_bits}
-        return encode_cache(cache, kept=chosen, threads=threads, **bits)
+        return encode_cache(
+            cache,
+            key_bits=key_bits,
+            value_bits=value_bits,
+            kept=chosen,
+            on_breach=on_breach,
+            source=rows,
+            threads=threads,
+        )
     most = max(len(indices) for kept in chosen for indices in kept)
     pruned: list[_Rows] = []
     stays: list[list[NDArray[np.int64]]] = []
@@ -561,17 +589,9 @@ def prune_cache(
             )
         )
     made = _pruned(pruned, certificates)
-    if guard == "none":
-        asked = on_breach != "report" or promote or most_promoted is not None
-        if asked or source is not None or out_tol is not None:
-            raise CertkError("on_breach, promote and the like go with a guard: pass guard='codes'")
+    if rest == "drop":
         return made
-    if guard != "codes":
-        raise CertkError(f"guard is {guard!r}; pass 'codes' or 'none'")
     manner = Manner(float(eps), on_breach, promote, most_promoted, out_tol)
-    rows = None if source is None else _rows_of(source, layers)
-    if rows is None and on_breach == "recall":
-        rows = RowsOfCache([(keys[0], values[0]) for _, keys, values in layers])
     guards = [
         Guard.build(keys[0], values[0], kept, threads=threads)
         for (_, keys, values), kept in zip(layers, stays, strict=True)
@@ -735,6 +755,22 @@ def _read_pruned(file: PrunedFile, path: Path, compact: bool) -> PrunedCache:
             "prune with prune_cache(..., compact=True), or leave compact out"
         )
     return _pruned(rows, certificates)
+
+
+def _read_coded(
+    file: PrunedFile,
+    path: Path,
+    on_breach: OnBreach,
+    source: Rows | str | os.PathLike[str] | None,
+) -> CodedCache:
+    _need_all_layers(path, file.layers)
+    rows, watch = _input_rows(source, file), Watch()
+    layers = []
+    for layer in file.layers:
+        index, kept, positions = file.codes(layer)
+        beyond = Beyond(layer.index, on_breach, rows)
+        layers.append(CodedLayer(index, kept, positions, watch, beyond, None))
+    return CodedCache(layers)
 
 
 def _need_all_layers(path: object, layers: Sequence[Layer]) -> None:

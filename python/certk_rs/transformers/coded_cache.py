@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from transformers.cache_utils import Cache
 
 from ..errors import CertkError
-from .coded_layer import CodedLayer
+from .coded_layer import Beyond, CodedLayer
+from .guarded import OnBreach, Rows
 from .masked_layer import Watch
 
 
@@ -45,6 +46,11 @@ class CodedCache(Cache):  # type: ignore[misc]
         keys: int = sum(math.prod(layer.keys.shape[:-1]) for layer in self.layers)
         return kept / max(1, keys)
 
+    @property
+    def recalled(self) -> int:
+        """Exact keys that were read for calls of which codes proved too little."""
+        return sum(layer.recalled for layer in self.layers)
+
     def __repr__(self) -> str:
         return (
             f"CodedCache({len(self.layers)} layers, {self.get_seq_length()} tokens, "
@@ -55,9 +61,11 @@ class CodedCache(Cache):  # type: ignore[misc]
 def encode_cache(
     cache: Cache,
     *,
-    key_bits: int = 16,
+    key_bits: int | None = None,
     value_bits: int = 8,
     kept: Sequence[Sequence[NDArray[np.int64]]] | None = None,
+    on_breach: OnBreach = "report",
+    source: Rows | None = None,
     threads: int | None = None,
 ) -> CodedCache:
     """Encode the keys and values of a cache in memory; it is not changed, and may be let go.
@@ -67,9 +75,14 @@ def encode_cache(
             float16 or bfloat16; a `DynamicCache` or the like.
         key_bits: Bits of an entry of a key: 8, 12 or 16. 16 prove .01 for nearly every query, 12
             prove .05, at three quarters of the bytes (docs/transformers.md has what was measured).
+            None: 16 for float32, else 12.
         value_bits: Bits of an entry of a value: 8, or 4 for long texts.
         kept: Of each layer, for each batch row and kv head, positions whose rows stay exact; None
             for none but those without a code.
+        on_breach: Where codes prove less of a call than was asked of it: "report" has its
+            certificate say what they do prove, "raise" is a `CertkError`, "recall" reads the exact
+            rows of `source`. Tokens that were appended have codes alone.
+        source: Keys and values of one sequence, by layer and kv head.
         threads: Number of threads; None for all available.
 
     Raises:
@@ -87,8 +100,9 @@ def encode_cache(
         if len(chosen) != heads:
             raise CertkError(f"layer {at}: kept has {len(chosen)} lists for {heads} heads")
         how: dict[str, Any] = {"key_bits": key_bits, "value_bits": value_bits, "threads": threads}
+        beyond = Beyond(at, on_breach, source)
         try:
-            layers.append(CodedLayer(keys, values, chosen, watch, **how))
+            layers.append(CodedLayer.encode(keys, values, chosen, watch, beyond, **how))
         except CertkError as error:
             raise CertkError(f"layer {at}: {error}") from None
     return CodedCache(layers)

@@ -31,7 +31,7 @@ def prune_prompt(
     eps: float,
     window: int = 64,
     *,
-    rest: Literal["drop"] = "drop",
+    rest: Literal["drop", "file"] = "drop",
     **options: Unpack[PruneOptions],
 ) -> PrunedCache: ...
 @overload
