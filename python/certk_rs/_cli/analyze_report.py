@@ -11,6 +11,7 @@ from .._jobs.analyze_page import (
     said_of,
     said_of_all,
     said_of_heads,
+    said_of_later,
     said_of_layers,
     said_of_together,
     together,
@@ -42,6 +43,7 @@ class Shown:
         else:
             for cache in found.caches:
                 say(said_of(cache))
+                _show_later(cache)
                 _show_layers(cache)
         if self._verbose:
             if self._several:
@@ -49,6 +51,7 @@ class Shown:
             for cache in found.caches:
                 if self._several:
                     say(said_of(cache))
+                    _show_later(cache)
                     _show_layers(cache)
                 _show_more(cache)
             print_text(f"Advice, {ADVISED}")
@@ -67,6 +70,11 @@ def _show_together(found: Analysis, by_head: bool) -> None:
     print_table(heads, rows, drop=drop, elsewhere=_ELSEWHERE)
     if not by_head:
         print_text(said_of_together(found))
+
+
+def _show_later(cache: CacheAnalysis) -> None:
+    for sentence in said_of_later(cache):
+        print_text(sentence)
 
 
 def _show_layers(cache: CacheAnalysis) -> None:

@@ -21,6 +21,7 @@ from .terminal import (
 )
 
 if TYPE_CHECKING:
+    from .._jobs.later import Later
     from .._jobs.results import LayerReport
     from .._jobs.sets import SetRecord, Sums
 
@@ -44,6 +45,9 @@ def demo(
     quiet: bool = False,
 ) -> int:
     """Prune a small real cache, verify it, and show each layer."""
+    from .._files.cache import Cache
+    from .._files.location import locate
+    from .._jobs.later import later_in_all
     from .._jobs.prune import prune
     from .._jobs.results import file_json
     from ..audit import audit, audit_json
@@ -57,10 +61,16 @@ def demo(
             folder = Path(stack.enter_context(temporary))
         with progress_bar(quiet) as progress:
             job = prune(cache, folder, eps, granularity=granularity, progress=progress)
+            if job.failures:
+                raise CertkError(job.failures[0].message)
             [result] = job.outputs
             report = audit([Path(result.target)], [cache], progress)
+        with Cache(locate(cache)) as opened:
+            later = later_in_all(opened, eps, None)
     if as_json:
-        print_json({"eps": eps, **file_json(result), "verify": audit_json(report)})
+        told = None if later is None else vars(later)
+        body = {"eps": eps, **file_json(result), "verify": audit_json(report), "later": told}
+        print_json(body)
         return verdict(report)
     say(f"certk prune {cache} -o {folder} --eps {eps:g} --granularity {granularity}")
     if out is None:
@@ -71,7 +81,38 @@ def demo(
     for output in report.outputs:
         show_output(output)
     show_rest(report)
+    if later is not None:
+        _show_later(later)
     return verdict(report)
+
+
+def _show_later(later: Later) -> None:
+    """Show what queries lose that a set was not made for, to the set and to codes."""
+    moved = later.moved_by_codes
+    say("")
+    say(
+        f"Later queries: sets made for the earlier half of the queries, judged by the later half "
+        f"({later.rows} rows), and codes of all keys and values instead (--rest codes):"
+    )
+    heads = ("in memory", "bytes", "rows over eps", "worst loss", "outputs move by up to")
+    rows = [
+        (
+            "kept rows",
+            f"{100 * later.kept_bytes / later.cache_bytes:.1f} %",
+            f"{100 * later.over / later.rows:.1f} %",
+            f"{round_up(later.lost)} (true)",
+            f"{100 * later.moved:.1f} %",
+        ),
+        (
+            f"codes, {later.key_bits} and 8 bits",
+            f"{100 * later.code_bytes / later.cache_bytes:.1f} %",
+            f"{100 * later.unproven / later.rows:.1f} %",
+            f"{round_up(later.proven)} (proven)",
+            "unknown" if moved is None else f"{100 * moved:.1f} %",
+        ),
+    ]
+    print_table(heads, rows)
+    say("Matrices of bounds weigh in short heads: of long float32 heads codes take a third.")
 
 
 def _show(reports: Sequence[LayerReport], eps: float) -> None:

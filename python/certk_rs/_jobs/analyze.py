@@ -27,10 +27,13 @@ from .._files.transposed import LAYOUTS
 from ..errors import CertkError
 from .engine import Progress
 from .inputs import Source, expand
+from .later import Later, later_in_all
 from .request import SMALLEST_EPS
 from .results import Failure, failure
 
 EPS = (0.1, 0.01, 0.001)
+# Budgets of later queries.
+LATER = (0.05, 0.01)
 QUANTILES = (0.1, 0.5, 0.9)
 # Caches beyond these have no line of their own in a summary.
 _MOST_LINES = 20
@@ -100,6 +103,8 @@ class CacheAnalysis:
     heads: tuple[HeadAnalysis, ...]
     causal: bool = False
     """True if every query sees its own prefix."""
+    later: tuple[Later, ...] = ()
+    """Losses of the later half of the queries, at `LATER`; none of a single query."""
 
     def layers(self) -> dict[int, Means]:
         """Means of each layer, by its number."""
@@ -363,8 +368,10 @@ def analyze_cache(
                 heads.append(_head(layer, head, scores, lengths, eps, main, threads))
                 step(len(heads), every)
         causal = cache.causal_offset is not None
+        judged = (later_in_all(cache, budget, threads) for budget in LATER)
+        later = tuple(each for each in judged if each is not None)
     place = str(source.location)
-    return CacheAnalysis(source.name, place, eps, main, tuple(heads), causal)
+    return CacheAnalysis(source.name, place, eps, main, tuple(heads), causal, later)
 
 
 def counted(counts: Mapping[str, int], words: Sequence[str]) -> str:
@@ -472,6 +479,7 @@ def analysis_json(found: CacheAnalysis) -> dict[str, Any]:
         "main_eps": found.eps[found.main],
         "layers": [{"layer": i, **vars(means)} for i, means in found.layers().items()],
         "heads": [asdict(head) for head in found.heads],
+        "later": [asdict(each) for each in found.later],
     }
 
 

@@ -177,6 +177,17 @@ def said_of(found: CacheAnalysis) -> str:
     return f"{found.path}: {verdict_on(found)}"
 
 
+def said_of_later(found: CacheAnalysis) -> list[str]:
+    """Return a sentence for each budget of later queries."""
+    return [
+        f"Later half of the queries, eps = {each.eps:g}: sets of the earlier half "
+        f"({100 * each.kept_bytes / each.cache_bytes:.0f} % of the bytes) lose up to "
+        f"{each.lost:.3g}, more than eps in {100 * each.over / each.rows:.0f} % of rows; codes "
+        f"({100 * each.code_bytes / each.cache_bytes:.0f} %) at most {each.proven:.3g}, proven."
+        for each in found.later
+    ]
+
+
 def said_of_all(found: Analysis) -> str:
     """All files in a line."""
     every = len(found.caches) + len(found.failures)
@@ -266,7 +277,7 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
     folds = [_of_heads(found), _of_rules(found)]
     return Section(
         found.name,
-        [f"{said[0].upper()}{said[1:]}"],
+        [f"{said[0].upper()}{said[1:]}", *said_of_later(found)],
         [_map(shared, f"keys that one set keeps, eps = {eps:g}")],
         [table],
         anchor,
