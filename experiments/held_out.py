@@ -275,9 +275,9 @@ def certified(
     how: dict[str, Any] = {"keep_last": WINDOW}
     plain = ct.prune_cache(whole.cache, whole.queries, eps, **how)
     gone = dropped_of(plain, whole)
-    guarded = ct.prune_cache(whole.cache, whole.queries, eps, guard="codes", **how)
+    guarded = ct.prune_cache(whole.cache, whole.queries, eps, rest="file", **how)
     recalling = ct.prune_cache(
-        whole.cache, whole.queries, eps, guard="codes", on_breach="recall", source=shelf, **how
+        whole.cache, whole.queries, eps, rest="file", on_breach="recall", source=shelf, **how
     )
     d = whole.keys(0).shape[-1]
     pair = 2 * ENTRY * d

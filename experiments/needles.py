@@ -110,7 +110,7 @@ def ours() -> dict[str, Callable[[float], Any]]:
         "Certk": lambda ratio: told(ratio, False),
         "Certk, compact": lambda ratio: told(ratio, True),
         GUARDED: lambda ratio: told(
-            ratio, True, guard="codes", on_breach="recall", later_eps=LATER
+            ratio, True, rest="file", on_breach="recall", later_eps=LATER
         ),
         "CertkScorer": lambda ratio: CertkScorerPress(ratio, window=WINDOW),
     }

@@ -124,13 +124,13 @@ def test_the_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", str(columns))
         code, out, _ = said("analyze", EXAMPLE, "-v")
         assert code == 0
-        lines = [line for line in out.splitlines() if line.strip()]
-        assert lines[1].split()[-1] == last
+        lines = [line for line in out[out.index("\n\n") :].splitlines() if line.strip()]
+        assert lines[0].split()[-1] == last
         by_head = lines[lines.index("By layer.head:") + 1]
         assert by_head.split()[0] == "head"
         assert of_heads in by_head
         assert not any("…" in line for line in lines)
-        assert max(len(line) for line in lines[1:]) <= max(columns, 80)
+        assert max(map(len, out.splitlines()[1:])) <= max(columns, 80)
         words = " ".join(out.split())
         assert re.findall(r"Left out, for want of room: (.*?) \(see", words) == left_out
 
@@ -144,6 +144,13 @@ def test_one_file_is_one_sentence_and_one_table(monkeypatch: pytest.MonkeyPatch)
         f"{EXAMPLE}: pruning pays in few heads at eps = 0.01: in 10 of 24 heads; one set per head "
         "keeps 80 % of the keys, a query on its own needs 61 %."
     )
+    later = lines[: lines.index("")]
+    assert len(later) <= 6
+    said_of_both = re.findall(
+        r"eps = (0.0[15]): sets .* lose up to 0\.\d+, .* proven", " ".join(later)
+    )
+    assert said_of_both == ["0.05"] or len(later) == 6
+    lines = lines[len(later) :]
     assert len(lines) <= 16
     begins = ["layer", lines[2].strip(), *"012345", "all"]
     assert [line.split()[0] for line in lines[1:10]] == begins
@@ -186,7 +193,10 @@ def test_no_table_has_a_column_or_a_row_that_says_nothing(tmp_path: Path) -> Non
     save_file(tensors, tmp_path / "x.safetensors")
     code, out, _ = said("analyze", tmp_path / "x.safetensors", "-v")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[3:6]][1:] == ["0-4", "all"]
+    assert [line.split()[0] for line in out[out.index("\n\n") :].splitlines()[3:6]][1:] == [
+        "0-4",
+        "all",
+    ]
     assert "By length" not in out
 
 

@@ -44,7 +44,7 @@ def test_an_option_of_a_job_has_one_name_one_default_and_one_order() -> None:
     # And what a certificate records of it has its name there.
     recorded = Request.of(eps=0.1).recorded()
     settled = {field.name for field in fields(Options)} - recorded.keys()
-    assert settled == {"layout", "holdout", "proof", "size", "hot"}
+    assert settled == {"layout", "holdout", "proof", "size", "hot", "key_bits", "value_bits"}
     assert recorded["granularity"] == "head"
     # Other commands have no say of their own about options of a job.
     for name, function in (("select", ck.select), ("verify", ck.verify), ("analyze", ck.analyze)):

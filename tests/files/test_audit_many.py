@@ -264,7 +264,7 @@ def test_one_forged_guard_does_not_end_the_run(tmp_path: Path, damage: str) -> N
     for name in "abc":
         shape = {"seed": ord(name), "d": 16, "dtype": "F32", "layers": 1}
         write_cache(tmp_path / "in" / f"{name}.safetensors", **shape)
-    prune(tmp_path / "in", tmp_path / "out", 0.1, proof="full", guard="codes", jobs=1)
+    prune(tmp_path / "in", tmp_path / "out", 0.1, proof="full", rest="file", jobs=1)
     source, output = (tmp_path / each / "b.safetensors" for each in ("in", "out"))
     if damage == "a code's scale":
         forge(output, put("0.guard_scales", 3, lambda bits: bits ^ 0x4000))

@@ -486,7 +486,7 @@ def test_scores_beyond_arithmetic_confirm_nothing(small: Job, scale: str, exact:
 def test_rows_that_arithmetic_cannot_tell_may_lose_everything(tmp_path: Path) -> None:
     """Hot keys may lose what they like, but the worst of it is not that of the other rows."""
     shape = {"m": 5, "dtype": "F32", "spread": 1.0}
-    job = Job(tmp_path, eps=0.05, cache=shape, hot=0.6, guard="codes", proof="none")
+    job = Job(tmp_path, eps=0.05, cache=shape, hot=0.6, rest="file", proof="none")
     before = job.check(against=True)
     assert before.worst_tail_mass is not None
     assert before.worst_tail_mass < 1

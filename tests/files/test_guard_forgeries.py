@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "in" / "x.safetensors"
     source.parent.mkdir()
     source.write_bytes(safetensors_bytes(tensors, {"causal_offset": str(OFFSET)}))
-    prune(source, folder / "out", 0.1, proof="full", guard="codes", jobs=1)
+    prune(source, folder / "out", 0.1, proof="full", rest="file", jobs=1)
     return folder
 
 

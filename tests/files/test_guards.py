@@ -10,7 +10,9 @@ import pytest
 
 from certk_rs import prune
 from certk_rs._audit.guards import GuardClaims, nonsense, untruths
-from certk_rs._files.guards import code_bytes, guard_tensors, guarded_heads
+from certk_rs._audit.matrices import Matrix
+from certk_rs._audit.planes import ADDITIONS, Plane
+from certk_rs._files.guards import guard_tensors, guarded_bytes, guarded_heads
 from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs._jobs.results import FileReport
 from certk_rs.audit import audit
@@ -29,13 +31,9 @@ def judged(tensors: Tensors, keys: np.ndarray, values: np.ndarray) -> Any:
     """Return the findings of an audit about the guard of one kv head."""
     count, d = keys.shape
     said = {name.removeprefix("guard_"): array for name, array in tensors.items()}
-    claims = GuardClaims(
-        [0, count],
-        [0, len(said["codes"])],
-        widened(said["scales"]),
-        widened(said["radii"]),
-        *(said[name] for name in ("mean", "gram", "bounds", "ball")),
-    )
+    matrix = Matrix("guard_gram", said["gram"], "guard_bounds", said["bounds"], ADDITIONS)
+    plane = Plane("guard_", "key", *(said[name] for name in ("scales", "radii", "mean")), matrix)
+    claims = GuardClaims([0, count], [0, len(said["codes"])], plane, said["ball"])
     found = nonsense(claims, d)
     if found is not None:
         return [found]
@@ -172,7 +170,7 @@ def test_outputs_with_guards_hold(
 ) -> None:
     source = tmp_path / "x.safetensors"
     cache_of(source, dtype, layout)
-    options: dict[str, Any] = {"granularity": granularity, "layout": layout, "guard": "codes"}
+    options: dict[str, Any] = {"granularity": granularity, "layout": layout, "rest": "file"}
     [report] = prune(source, tmp_path / "out", 0.1, **options).outputs
     found = audit([Path(report.target)], [source])
     [output] = found.outputs
@@ -186,13 +184,13 @@ def test_outputs_with_guards_hold(
         kept = entries["layers.0.indices"].shape[0]
         # Keys that no query of the file sees are dropped, too.
         assert dropped == 600 - kept * (1 if granularity == "head" else 2)
-    assert (report.guard, report.guard_bytes) == ("codes", guard)
+    assert (report.rest, report.rest_bytes) == ("file", guard)
 
 
 def test_what_is_not_known_without_the_input(tmp_path: Path) -> None:
     source = tmp_path / "x.safetensors"
     cache_of(source, "F32", "hnd")
-    [report] = prune(source, tmp_path / "out", 0.1, guard="codes").outputs
+    [report] = prune(source, tmp_path / "out", 0.1, rest="file").outputs
     [output] = audit([Path(report.target)], []).outputs
     assert "whether the guard bounds what was dropped" in output.unchecked
     assert not output.findings
@@ -203,9 +201,11 @@ def test_bytes_count_the_guard(tmp_path: Path) -> None:
     cache_of(source, "F32", "hnd", n=400, d=64)
     every = 2 * 2 * 2 * 400 * 64 * 4
     found: dict[str, FileReport] = {}
-    for guard in ("none", "codes"):
-        [report] = prune(source, tmp_path / guard, size_bytes=int(0.6 * every), guard=guard).outputs
-        assert Path(report.target).stat().st_size <= 0.6 * every
-        found[guard] = report
-    assert found["codes"].count.kept < found["none"].count.kept
-    assert found["codes"].guard_bytes > 2 * code_bytes(100, 64)
+    for rest in ("drop", "file", "codes"):
+        [report] = prune(source, tmp_path / rest, size_bytes=int(0.9 * every), rest=rest).outputs
+        assert Path(report.target).stat().st_size <= 0.9 * every
+        found[rest] = report
+    counts = [found[rest].count.kept for rest in ("drop", "file", "codes")]
+    assert counts == sorted(counts, reverse=True)
+    assert found["file"].rest_bytes > 2 * guarded_bytes(100, 64)
+    assert found["codes"].rest_bytes > found["file"].rest_bytes

@@ -17,7 +17,7 @@ from repository import EXAMPLE
 from second_verifier import second_verdict
 
 EPS = 0.05
-HOT: dict[str, Any] = {"eps": EPS, "guard": "codes", "hot": 0.3}
+HOT: dict[str, Any] = {"eps": EPS, "rest": "file", "hot": 0.3}
 
 
 def spread_cache(folder: Path, name: str = "x", seed: int = 0) -> Path:
@@ -86,7 +86,7 @@ def test_the_share_that_was_asked_for_stays_also_where_keys_are_needed_alike(
     tmp_path: Path, hot: float | int
 ) -> None:
     """At so small a budget nearly every query of the shipped cache needs most keys."""
-    [report] = ck.prune(EXAMPLE, tmp_path / "out", 0.01, hot=hot, guard="codes").outputs
+    [report] = ck.prune(EXAMPLE, tmp_path / "out", 0.01, hot=hot, rest="file").outputs
     total = report.count.total
     assert total == 12288
     assert report.count.kept == (hot if isinstance(hot, int) else int(hot * total))
@@ -132,7 +132,7 @@ def test_forced_keys_and_queries_of_a_trial(tmp_path: Path) -> None:
 
 def test_on_the_command_line(tmp_path: Path) -> None:
     source = spread_cache(tmp_path)
-    arguments = ["prune", source, "--eps", EPS, "--hot", "0.3", "--guard", "codes"]
+    arguments = ["prune", source, "--eps", EPS, "--hot", "0.3", "--rest", "file"]
     found = said(*arguments, "-o", tmp_path / "out")
     assert found.code == 0
     assert "rows over eps" in found.out

@@ -26,7 +26,9 @@ def another_file(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("change", [over_in_place, another_file])
-@pytest.mark.parametrize("options", [{}, {"guard": "codes"}, {"granularity": "token"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"rest": "file"}, {"rest": "codes"}, {"granularity": "token"}]
+)
 def test_rows_are_copied_of_what_the_sets_were_chosen_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, options: dict[str, Any]
 ) -> None:

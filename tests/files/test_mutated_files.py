@@ -1,4 +1,4 @@
-"""Ten thousand damaged files: a right answer or a clean error, in little time and memory."""
+"""Eleven thousand damaged files: a right answer or a clean error, in little time and memory."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from pathlib import Path
 import pytest
 
 import mutation_run
-from certk_rs import CertkError
+from certk_rs import CertkError, prune
 from certk_rs._files.cache import Cache
 from cli_fixtures import Job, cache_tensors, safetensors_bytes
 from mutated_files import damage
 
 # Of each kind so many; in batches, so that a crash says where. `make test` has the first of each.
-COUNTS = {"cache": 4000, "output": 3000, "index": 3000}
+COUNTS = {"cache": 4000, "output": 3000, "coded": 1000, "index": 3000}
 BATCH = 250
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sound files: a cache, what prune makes of it, and another cache in two parts."""
+    """Sound files: a cache, two outputs that prune makes of it, another cache in two parts."""
     top = tmp_path_factory.mktemp("mutated")
     job = Job(top / "job", eps=0.1, cache={"layers": 2, "n": 24, "dtype": "F16"})
-    for kind, path in (("cache", job.source), ("output", job.output)):
+    coded = job.output.parent.with_name("coded") / "x.safetensors"
+    prune(job.source, coded.parent, 0.1, rest="codes", key_bits=12, value_bits=4)
+    for kind, path in (("cache", job.source), ("output", job.output), ("coded", coded)):
         (top / "sound" / kind).mkdir(parents=True)
         (top / "sound" / kind / "x.safetensors").write_bytes(path.read_bytes())
     index = top / "sound" / "index"

@@ -213,8 +213,10 @@ def one_job(seed: int, folder: Path) -> None:
         options |= {"keep_first": int(rng.integers(3)), "keep_last": int(rng.integers(5))}
     if rng.random() < 0.2 and options["block_size"] == 1 and "keep_last" not in options:
         options["max_keep"] = [3, 0.5][int(rng.integers(2))]
-    if rng.random() < 0.4:
-        options["guard"] = "codes"
+    if rng.random() < 0.6:
+        options["rest"] = str(rng.choice(["file", "codes"]))
+    if options.get("rest") == "codes":
+        options |= {"key_bits": int(rng.choice([8, 12, 16])), "value_bits": int(rng.choice([8, 4]))}
     eps = str(rng.choice(["0.2", "0.02", "0=0,*=0.3", "0=0.3,*=1e-9"]))
     pruned(folder, cache, eps=eps, **options)
 
@@ -375,7 +377,7 @@ def test_every_listed_query_is_within_the_budget_unless_something_else_is_asked_
 @pytest.mark.parametrize("options", [
     {"eps": 0.05}, {"size": 0.5}, {"size_bytes": 32000}, {"out_tol": 0.3},
     {"eps": 0.05, "coverage": 0.8}, {"eps": 0.05, "granularity": "token"},
-    {"eps": 0.05, "max_keep": 0.3, "keep_last": 4}, {"eps": 0.05, "hot": 0.3, "guard": "codes"},
+    {"eps": 0.05, "max_keep": 0.3, "keep_last": 4}, {"eps": 0.05, "hot": 0.3, "rest": "file"},
 ])  # fmt: skip
 @pytest.mark.parametrize("offset", [None, "30"])
 def test_a_trial_changes_no_byte_of_an_output(
@@ -500,7 +502,7 @@ def test_rules_that_are_none(given: Any) -> None:
         read_budgets(given).of(0)
 
 
-HOT: dict[str, Any] = {"eps": 0.05, "guard": "codes", "hot": 0.3}
+HOT: dict[str, Any] = {"eps": 0.05, "rest": "file", "hot": 0.3}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "the target is nothing"),
     ({"eps": 1.0}, "eps is 1.0"),
@@ -544,12 +546,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eps": 0.1, "threads": -1}, "threads is -1"),
     ({"eps": 0.1, "threads": 0}, "threads is 0"),
     ({"eps": 0.1, "threads": "2"}, "threads is '2'"),
-    *(({"eps": 0.1, "guard": guard}, "guard is .*: give none or codes")
-      for guard in ("cell", "", None, 1)),
+    *(({"eps": 0.1, "rest": rest}, "rest is .*: give drop, codes or file")
+      for rest in ("cell", "", None, 1)),
+    *(({"eps": 0.1, "rest": rest, "key_bits": 8}, "bits are those of codes")
+      for rest in ("drop", "file")),
+    *(({"eps": 0.1, "rest": "codes", "key_bits": bits}, "key_bits is .*: give one of")
+      for bits in (4, 12.0, "12", True)),
+    ({"eps": 0.1, "rest": "codes", "value_bits": 16}, "value_bits is 16: give one of"),
     (HOT | {"eps": None, "size": 0.3}, "hot goes with eps"),
     (HOT | {"eps": 0.0}, "hot needs eps above 0"),
     (HOT | {"eps": "0=0,*=0.1"}, "hot needs eps above 0"),
-    (HOT | {"guard": "none"}, "give guard codes"),
+    (HOT | {"rest": "drop"}, "give rest codes or file"),
     (HOT | {"max_keep": 3}, "hot and max_keep exclude each other"),
     (HOT | {"coverage": 0.9}, "hot and coverage exclude each other"),
     (HOT | {"block_size": 2}, "hot and block_size exclude each other"),

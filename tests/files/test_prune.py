@@ -95,7 +95,7 @@ def test_the_certificate_says_what_was_asked(tmp_path: Path) -> None:
     assert set(certificate.inputs) == set(cache_tensors(names="layer_{i}_{role}"))
 
 
-@pytest.mark.parametrize("options", [{}, {"hot": 0.3, "guard": "codes"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"hot": 0.3, "rest": "file"}], ids=str)
 @pytest.mark.parametrize("granularity", ["head", "layer"])
 def test_the_output_is_the_same_bytes_however_it_is_done(
     tmp_path: Path, granularity: str, options: dict[str, Any]

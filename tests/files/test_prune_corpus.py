@@ -48,9 +48,11 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "every_row": {"eps": 0.05, "proof": "full"},
     "heads_alone": {"eps": 0.05, "proof": "compact"},
     "no_proof": {"eps": 0.05, "proof": "none"},
-    "guarded": {"eps": 0.05, "guard": "codes"},
-    "hot": {"eps": 0.05, "guard": "codes", "hot": 0.2},
-    "hot_count": {"eps": 0.3, "guard": "codes", "hot": 30, "keep_last": 3},
+    "guarded": {"eps": 0.05, "rest": "file"},
+    "coded": {"eps": 0.05, "rest": "codes", "key_bits": 16},
+    "codes_alone": {"eps": 0.05, "rest": "codes", "key_bits": 12, "value_bits": 4, "hot": 0},
+    "hot": {"eps": 0.05, "rest": "file", "hot": 0.2},
+    "hot_count": {"eps": 0.3, "rest": "file", "hot": 30, "keep_last": 3},
     "sized": {"size": 0.3},
     "counted": {"size": 50, "keep_last": 2},
     "bytes": {"size_bytes": 28_000, "proof": "none"},
@@ -62,7 +64,7 @@ JOBS = [(cache, request) for request in REQUESTS for cache in ["causal"]]
 JOBS += [
     (cache, request)
     for cache in ("small", "long", "grouped", "peaked", "flat")
-    for request in ("usual", "a_set_per_layer", "guarded", "by_output")
+    for request in ("usual", "a_set_per_layer", "guarded", "coded", "by_output")
 ]
 
 
@@ -73,7 +75,7 @@ def hashes(folder: Path) -> dict[str, str]:
         write_cache(inputs[name], seed=seed, **shape)
     inputs["real"] = EXAMPLE
     found = {}
-    for cache, request in [*JOBS, ("real", "usual"), ("real", "guarded")]:
+    for cache, request in [*JOBS, ("real", "usual"), ("real", "guarded"), ("real", "codes_alone")]:
         out = folder / cache / request
         prune(inputs[cache], out, fail_fast=True, **REQUESTS[request])
         [output] = out.glob("*.safetensors")

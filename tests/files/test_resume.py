@@ -335,7 +335,8 @@ def change(path: Path, other: Path) -> None:
         {"unit": "head"},
         {"granularity": "token"},
         {"unit": "head", "holdout": 0.3},
-        {"hot": 0.3, "guard": "codes"},
+        {"hot": 0.3, "rest": "file"},
+        {"rest": "codes"},
     ],
 )
 @pytest.mark.parametrize("role", ["key", "value"])

@@ -47,7 +47,8 @@ def test_both_agree_on_what_was_changed_at_random(
     first: int, honest: Honest, tmp_path: Path
 ) -> None:
     """Neither gives up with an error of its own; what holds with the input holds without it."""
-    names = [*PRUNED, *(name for name in MADE if "aside" in name or "covered" in name)]
+    kinds = ("aside", "covered", "coded")
+    names = [*PRUNED, *(name for name in MADE if name.endswith(kinds))]
     holding, seen = 0, set()
     for seed in range(first, first + 100):
         name, layout = names[seed % len(names)], {3: "hnd", 7: "nhd"}.get(seed % 10)
@@ -64,7 +65,7 @@ def test_both_agree_on_what_was_changed_at_random(
         assert "judging it ended" not in f"{found.findings}{alone.findings}", about
         holding += found.holds
     # Enough of both, or the agreement would say nothing.
-    assert 10 <= holding <= 50
+    assert 8 <= holding <= 50
     assert len(seen) >= len(KINDS) - 1
 
 

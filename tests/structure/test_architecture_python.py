@@ -202,7 +202,7 @@ def test_the_auditor_reaches_nothing_that_selects() -> None:
 
 def test_the_auditor_takes_no_arithmetic_of_the_writer() -> None:
     """Neither the rounding of recorded masses, nor the making of guards and of files."""
-    apart = ("masses.", "guards.", "atomic.", "new_file.", "output.OutputFile")
+    apart = ("masses.", "guards.", "codes.", "atomic.", "new_file.", "output.OutputFile")
     taken = set()
     for file in python_files():
         if room_of(file) in ("audit", "_audit"):

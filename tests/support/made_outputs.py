@@ -88,7 +88,8 @@ class Record:
 class Made:
     """One cache and what is made of it.
 
-    `sizes` are kv heads, heads, m, n, d of every layer, `eps` one budget for all groups.
+    `sizes` are kv heads, heads, m, n, d of every layer, `eps` one budget for all groups. Where
+    `bare`, codes are without the longest key of each kv head.
     """
 
     options: Options
@@ -100,6 +101,7 @@ class Made:
     dtype: str = "F16"
     seed: int = 0
     spread: float = 1.5
+    bare: bool = False
 
     def write(self, folder: Path) -> Job:
         """Write the cache and the output."""
@@ -122,6 +124,92 @@ class Made:
                     stored = tensor(array.swapaxes(0, 1), self.dtype)
                 tensors[f"layers.{i}.{role}"] = stored
         return tensors, vectors
+
+
+@dataclass(frozen=True)
+class PlaneOfCodes:
+    """Codes of vectors (n, d), not turned: a byte for each entry, and what is said of them."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    radii: np.ndarray
+    mean: np.ndarray
+    gram: np.ndarray
+    bounds: list[float]
+    decoded: np.ndarray
+    lost: np.ndarray
+
+
+def plane_of(vectors: np.ndarray, bare: np.ndarray, unit: int = 1) -> PlaneOfCodes:
+    """Codes that are multiples of a unit, with wide bounds; those of some vectors are left out."""
+    mean = vectors.mean(axis=0).astype(np.float32)
+    moved = vectors.astype(np.float32) - mean
+    most = 127 // unit
+    largest = (np.abs(moved).max(axis=1) / (most * unit)).astype(np.float32)
+    # Rounded up to bfloat16.
+    scales = ((largest.view(np.uint32) + 0x1FFFF) >> 16).astype(np.uint16)
+    scales[bare] = 0
+    units = widened(scales)
+    numbers = unit * np.rint(moved / np.where(units > 0, units * unit, np.inf))
+    decoded = units * numbers
+    lost = (moved - decoded).astype(np.float32).astype(float) * (units > 0)
+    reach = np.linalg.norm(lost, axis=1).astype(np.float32) * np.float32(1.001)
+    radii = ((reach.view(np.uint32) + 0x1FFFF) >> 16).astype(np.uint16)
+    coded = np.linalg.norm(moved[~bare], axis=1)
+    bounds = [
+        *(1e-6 * np.square(lost).sum(), float(reach.max(initial=0))),
+        *(float(1.001 * coded.max(initial=0)), 1.0),
+        *(float(np.abs(vectors).max(initial=0)), 1.0),
+    ]
+    codes = (numbers + 128).astype(np.uint8)
+    return PlaneOfCodes(codes, scales, radii, mean, packed(lost), bounds, decoded, lost)
+
+
+def low_of(plane: PlaneOfCodes, bits: int) -> dict[str, np.ndarray]:
+    """The low plane of keys and what it leaves out, with wide bounds."""
+    n, d = plane.codes.shape
+    most, width = {4: 7, 8: 127}[bits], -(-d // 16) * 16
+    steps = (widened(plane.scales).astype(np.float32) / np.float32(2 * most + 1)).astype(float)
+    numbers = np.rint(plane.lost / np.where(steps > 0, steps, np.inf)).clip(-most, most)
+    lost = (plane.lost - steps * numbers).astype(np.float32).astype(float)
+    low = np.full((n, width), most + 1, np.uint8)
+    low[:, :d] = (numbers + most + 1).astype(np.uint8)
+    if bits == 4:
+        low = low[:, : width // 2] | low[:, width // 2 :] << 4
+    reach = 1.001 * np.linalg.norm(lost, axis=1).max()
+    bounds = np.array([1e-6 * np.square(lost).sum(), reach, 1.0])
+    return {"key_low": low, "key_low_gram": packed(lost), "key_low_bounds": bounds}
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    """A column of bfloat16 numbers as float64."""
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(float)[:, None]
+
+
+def packed(rows: np.ndarray) -> np.ndarray:
+    """The upper triangle of the sum of outer products."""
+    return np.asarray((rows.T @ rows)[np.triu_indices(rows.shape[1])])
+
+
+def in_fours(codes: np.ndarray) -> np.ndarray:
+    """Blocks of sixteen keys, in lines of four entries of each."""
+    n, d = codes.shape
+    whole = np.full((-(-n // 16) * 16, -(-d // 4) * 4), 128, np.uint8)
+    whole[:n, :d] = codes
+    lines = whole.reshape(-1, 16, whole.shape[1] // 4, 4).swapaxes(1, 2)
+    return lines.reshape(len(lines), -1)
+
+
+def of_fours(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Blocks of sixteen values, in lines of all entries of four of them, or of twice four."""
+    n, d = codes.shape
+    whole = np.full((-(-n // 16) * 16, -(-d // 16) * 16), 128, np.uint8)
+    whole[:n, :d] = codes
+    blocks = whole.reshape(-1, 16, whole.shape[1])
+    if bits == 4:
+        blocks = blocks[:, :8] >> 4 | blocks[:, 8:] & 0xF0
+    lines = blocks.reshape(len(blocks), -1, 4, whole.shape[1]).swapaxes(2, 3)
+    return lines.reshape(len(blocks), -1)
 
 
 class _Writer:
@@ -189,8 +277,11 @@ class _Writer:
             said = record.tensors(self.options, groups, masses)
             for role in ("key", "value"):
                 said[f"layers.{record.layer.index}.{role}"] = self._rows(record, role)
-            if self.options.guard != "none":
+            if self.options.rest == "file":
                 for name, array in self._guard(record).items():
+                    said[f"layers.{record.layer.index}.{name}"] = array
+            if self.options.rest == "codes":
+                for name, array in self._codes(record).items():
                     said[f"layers.{record.layer.index}.{name}"] = array
             sizes = {name.rpartition(".")[2]: array.size for name, array in said.items()}
             counts = Counts(
@@ -200,6 +291,7 @@ class _Writer:
                 held_out=len(record.held_out),
                 left_out=len(record.left_out),
                 codes=sizes.get("guard_codes", 0),
+                bare=sizes.get("key_bare", 0) // self.d,
             )
             forms |= output_tensors(record.layer, self.options, counts, masses)
             tensors |= said
@@ -228,46 +320,63 @@ class _Writer:
 
     def _guard(self, record: Record) -> dict[str, np.ndarray]:
         """Codes of the dropped keys that are not turned, with wide bounds, and a ball."""
-        i, d, found = record.layer.index, self.d, []
+        i, found = record.layer.index, []
         for head in range(self.kv_heads):
             kept = record.indices[head if self.options.granularity == "head" else 0]
             gone = np.delete(np.arange(self.n), kept)
             keys, values = (self.vectors[i, role][head, gone] for role in ("key", "value"))
-            count, places = len(gone), -(-len(gone) // 16) * 16
-            mean = keys.mean(axis=0).astype(np.float32)
-            moved = keys.astype(np.float32) - mean
-            largest = (np.abs(moved).max(axis=1) / 127).astype(np.float32)
-            # Rounded up to bfloat16; the first key has no code.
-            scales = ((largest.view(np.uint32) + 0x1FFFF) >> 16).astype(np.uint16)
-            scales[:1] = 0
-            units = (scales.astype(np.uint32) << 16).view(np.float32)[:, None]
-            numbers = np.rint(moved / np.where(units > 0, units, np.inf)).astype(np.float32)
-            lost = np.where(units > 0, moved - units * numbers, 0).astype(np.float64)
-            reach = np.linalg.norm(lost, axis=1).astype(np.float32) * np.float32(1.001)
-            radii = ((reach.view(np.uint32) + 0x1FFFF) >> 16).astype(np.uint16)
-            codes = np.full((places, -(-d // 4) * 4), 128, np.uint8)
-            codes[:count, :d] = (numbers + 128).astype(np.uint8)
-            lines = codes.reshape(-1, 16, codes.shape[1] // 4, 4).swapaxes(1, 2)
-            gram = lost.T @ lost
-            bounds = [
-                *(1e-6 * np.trace(gram), float(reach.max(initial=0))),
-                *(1.001 * np.linalg.norm(moved, axis=1).max(initial=0), 1.0),
-                *(np.abs(keys).max(initial=0), 1.0),
-            ]
+            # The first key has no code.
+            plane = plane_of(keys, np.arange(len(gone)) == 0)
             centre = values.mean(axis=0)
             radius = np.linalg.norm(values - centre, axis=1).max() * (1 + 1e-9)
             found.append(
                 {
-                    "guard_codes": lines.reshape(-1),
-                    "guard_scales": scales,
-                    "guard_radii": radii,
-                    "guard_mean": mean[None],
-                    "guard_gram": gram[np.triu_indices(d)][None],
-                    "guard_bounds": np.array(bounds)[None],
+                    "guard_codes": in_fours(plane.codes).reshape(-1),
+                    "guard_scales": plane.scales,
+                    "guard_radii": plane.radii,
+                    "guard_mean": plane.mean[None],
+                    "guard_gram": plane.gram[None],
+                    "guard_bounds": np.array(plane.bounds)[None],
                     "guard_ball": np.array([[*centre, radius]]),
                 }
             )
         return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+    def _codes(self, record: Record) -> dict[str, np.ndarray]:
+        """Codes of all keys and values that are not turned, with wide bounds."""
+        i, bits, found = record.layer.index, self.options.bits, []
+        for head in range(self.kv_heads):
+            keys, values = (self.vectors[i, role][head] for role in ("key", "value"))
+            sizes = np.linalg.norm(keys, axis=1)
+            bare = (sizes == sizes.max()) & self.made.bare
+            of_keys = plane_of(keys, bare)
+            of_values = plane_of(values, np.zeros(self.n, bool), 16 if bits["value"] == 4 else 1)
+            said = {
+                "key_codes": in_fours(of_keys.codes),
+                "value_codes": of_fours(of_values.codes, bits["value"]),
+                "value_spread": packed(of_values.decoded),
+                "value_spread_bounds": [1e-6 * np.square(of_values.decoded).sum(), 1.0],
+            }
+            for role, plane in (("key", of_keys), ("value", of_values)):
+                said |= {
+                    f"{role}_scales": plane.scales,
+                    f"{role}_radii": plane.radii,
+                    f"{role}_mean": plane.mean,
+                    f"{role}_gram": plane.gram,
+                    f"{role}_bounds": plane.bounds,
+                }
+            said["key_bounds"] = [*of_keys.bounds, np.inf if head else 0.5]
+            if bits["key"] > 8:
+                said |= low_of(of_keys, bits["key"] - 8)
+            found.append({name: np.asarray(array) for name, array in said.items()})
+            for role in ("key", "value"):
+                found[-1][f"{role}_bare"] = self._stored(record, role)[head, bare]
+        return {
+            name: (np.concatenate if name.endswith("_bare") else np.stack)(
+                [each[name] for each in found]
+            )
+            for name in found[0]
+        }
 
     def _most(self) -> int:
         limit = 7 if self.options.hot else self.options.max_keep
@@ -387,13 +496,16 @@ class _Writer:
             np.array(sorted(self.left[i]), np.int64),
         )
 
-    def _rows(self, record: Record, role: str) -> np.ndarray:
+    def _stored(self, record: Record, role: str) -> np.ndarray:
         dtype, _, data = self.tensors[record.layer.names[role]]
         kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}[dtype]
         stored = np.frombuffer(data, kind)
         if self.options.layout == "nhd":
             stored = stored.reshape(self.n, self.kv_heads, self.d).swapaxes(0, 1)
-        stored = stored.reshape(self.kv_heads, self.n, self.d)
+        return stored.reshape(self.kv_heads, self.n, self.d)
+
+    def _rows(self, record: Record, role: str) -> np.ndarray:
+        stored = self._stored(record, role)
         if self.options.granularity == "head":
             return np.concatenate([stored[h][kept] for h, kept in enumerate(record.indices)])
         return np.ascontiguousarray(stored[:, record.indices[0]])
@@ -419,13 +531,28 @@ def all_options() -> dict[str, Made]:
                 ),
                 "nhd": Made(replace(base, layout="nhd", block_size=3), dtype="BF16"),
                 "tiny": Made(replace(base, holdout=0.2), eps=1e-60, spread=40.0),
-                "guarded": Made(replace(base, guard="codes"), offset=17, dtype="F32"),
+                "guarded": Made(replace(base, rest="file"), offset=17, dtype="F32"),
+                "coded": _coded(base),
             }
             if granularity != "token":
-                hot = replace(base, size=44, hot=True, guard="codes")
+                coded = replace(base, size=44, hot=True, rest="codes", key_bits=8, value_bits=8)
+                cases["hot coded"] = Made(coded, eps=0.01, offset=17)
+                hot = replace(base, size=44, hot=True, rest="file")
                 cases["hot"] = Made(hot, eps=0.01, offset=17)
             found |= {f"{granularity} {proof} {name}": made for name, made in cases.items()}
     return found
+
+
+def _coded(base: Options) -> Made:
+    """Codes of other bits and other vectors for each granularity."""
+    bits, dtype, d = {
+        "head": ((12, 4), "F32", 9),
+        "layer": ((16, 8), "BF16", 4),
+        "token": ((8, 4), "F16", 17),
+    }[base.granularity]
+    options = replace(base, rest="codes", key_bits=bits[0], value_bits=bits[1])
+    sizes = (2, 4, 6, 21 if dtype == "F32" else 30, d)
+    return Made(options, offset=17, dtype=dtype, sizes=sizes, bare=dtype == "F32")
 
 
 CAUSAL = {"m": 5, "metadata": {"causal_offset": "19"}}
@@ -460,18 +587,27 @@ PRUNED: dict[str, dict[str, Any]] = {
     "size, none": {"cache": {"dtype": "F32"}, "size": 0.4, "eps": None, "proof": "none"},
     "out_tol": {"cache": {"dtype": "F32"}, "out_tol": 2.0, "eps": None},
     "tiny": {"cache": {"spread": 30.0}, "eps": 1e-60},
-    "guard": {"cache": {"dtype": "F32", "d": 16, "n": 40}, "guard": "codes"},
+    "guard": {"cache": {"dtype": "F32", "d": 16, "n": 40}, "rest": "file"},
     "guard, layer, none": {
-        "cache": CAUSAL | {"d": 8}, "guard": "codes", "granularity": "layer", "proof": "none",
+        "cache": CAUSAL | {"d": 8}, "rest": "file", "granularity": "layer", "proof": "none",
     },
     "guard, compact": {
-        "cache": CAUSAL | {"dtype": "BF16", "d": 6}, "guard": "codes", "proof": "compact",
+        "cache": CAUSAL | {"dtype": "BF16", "d": 6}, "rest": "file", "proof": "compact",
     },
-    "guard, token": {"cache": {"d": 16}, "guard": "codes", "granularity": "token"},
-    "hot": {"cache": {"n": 30}, "hot": 0.3, "guard": "codes", "eps": 0.05},
+    "guard, token": {"cache": {"d": 16}, "rest": "file", "granularity": "token"},
+    "hot": {"cache": {"n": 30}, "hot": 0.3, "rest": "file", "eps": 0.05},
     "hot, none, layer": {
-        "cache": {"dtype": "BF16", "n": 30}, "eps": 0.05, "guard": "codes", "hot": 20,
+        "cache": {"dtype": "BF16", "n": 30}, "eps": 0.05, "rest": "file", "hot": 20,
         "proof": "none", "granularity": "layer",
+    },
+    "codes": {"cache": {"dtype": "F32", "d": 16, "n": 40}, "rest": "codes"},
+    "codes, layer, none": {
+        "cache": CAUSAL | {"d": 6, "dtype": "BF16"}, "rest": "codes", "granularity": "layer",
+        "proof": "none", "key_bits": 12, "value_bits": 4,
+    },
+    "codes, hot": {
+        "cache": {"n": 30}, "hot": 0, "rest": "codes", "eps": 0.05, "key_bits": 16,
+        "proof": "compact",
     },
     "all of one layer": {"cache": {"layers": 1, "kv_heads": 1, "heads": 1}, "eps": 0.0},
 }  # fmt: skip

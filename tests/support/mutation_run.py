@@ -158,6 +158,7 @@ PRUNED: list[dict[str, Any]] = [
     {"eps": 0.3, "granularity": "token", "block_size": 4},
     {"size": 0.5, "proof": "full"},
     {"out_tol": 1.0, "coverage": 0.9},
+    {"eps": 0.1, "rest": "codes", "key_bits": 12, "value_bits": 4},
 ]
 
 
@@ -189,6 +190,7 @@ Reader = Callable[[Case], Any]
 READERS: dict[str, list[Reader]] = {
     "cache": [read_cache, read_nhd, inspect, verify_against, pruned],
     "output": [verify_output, inspect, pruned],
+    "coded": [verify_output, inspect],
     "index": [read_cache, inspect, pruned],
     "bomb": [read_cache, pruned],
 }
@@ -261,6 +263,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGPROF, _too_slow)
     limit_memory()
     found = run(Path(where), what, range(int(first), int(last)))
-    if first == "0" and what != "output":
+    if first == "0" and what not in ("output", "coded"):
         found += bombard(Path(where), what)
     print(json.dumps(found))

@@ -32,6 +32,8 @@ VALUES: dict[str, list[Any]] = {
     "size": [None, 0, 12, 40, 60, 104, 1 << 40, 1.0],
     "hot": [True, False, 1],
     "guard": ["none", "codes", "walls"],
+    "key_bits": [8, 12, 16, 10, None, 8.0],
+    "value_bits": [8, 4, 16, None, True],
     "names": [
         *("layers.{i}.{key|value|query}", "layers.{i}.{value|key|query}", "x"),
         *("layers.{i}.{key|value|queries}", "layer.{i}.{key|value|query}"),
@@ -48,6 +50,15 @@ WEAKER = {
     "guard_ball": (1.0, 1.0),
     "guard_bounds": (1.0, 3.0),
     "guard_gram": (1.0, 1.1),
+    **dict.fromkeys(("key_radii", "value_radii"), (1.0, 1.0)),
+    **dict.fromkeys(("key_bounds", "value_bounds", "key_low_bounds"), (1.0, 3.0)),
+    "value_spread_bounds": (1.0, 3.0),
+    **dict.fromkeys(("key_gram", "value_gram", "key_low_gram", "value_spread"), (1.0, 1.001)),
+}
+# Of bounds, the places of those that are true of whatever less is true of.
+PLACES = {
+    **{"guard_bounds": [0, 1, 2, 4], "value_bounds": [0, 1, 2, 4], "key_bounds": [0, 1, 2, 4, 6]},
+    **{"key_low_bounds": [0, 1], "value_spread_bounds": [0]},
 }
 
 
@@ -164,12 +175,12 @@ def weaker(rng: random.Random, arrays: Arrays, body: Body, _: Arrays) -> str | N
     layer, role = name.split(".", 2)[1:]
     low, high = WEAKER[role]
     array = arrays[name].copy()
-    if role == "guard_radii":
+    if role.endswith("_radii"):
         array += array.dtype.type(rng.choice([1, 2, 9]))
     elif role == "guard_ball":
         array[:, -1] *= rng.choice([1.0, 1.001, 2.0])
-    elif role == "guard_bounds":
-        array[:, rng.choice([0, 1, 2, 4])] *= rng.uniform(low, high)
+    elif role in PLACES:
+        array[:, rng.choice(PLACES[role])] *= rng.uniform(low, high)
     elif role == "lower_bound":
         array = np.maximum(array - rng.choice([0, 1, 2]), 0)
     else:
@@ -187,7 +198,7 @@ def weaker(rng: random.Random, arrays: Arrays, body: Body, _: Arrays) -> str | N
 def other_keys(rng: random.Random, arrays: Arrays, body: Body, given: Arrays) -> str | None:
     """Another set, with the rows of the input and all that goes with it."""
     options = body["options"]
-    if options["block_size"] > 1 or options["guard"] != "none":
+    if options["block_size"] > 1 or options.get("guard", "none") != "none":
         return None
     layers = sorted({name.split(".")[1] for name in arrays})
     which = layers if options["granularity"] == "token" else [rng.choice(layers)]
@@ -242,7 +253,7 @@ def _heads_first(array: np.ndarray, options: Body) -> np.ndarray:
 
 def an_option(rng: random.Random, body: Body) -> str | None:
     """Another value of an option."""
-    name = rng.choice(sorted(VALUES))
+    name = rng.choice(sorted(VALUES.keys() & body["options"].keys()))
     value = rng.choice(VALUES[name])
     if body["options"][name] == value:
         return None
@@ -327,7 +338,7 @@ def tensors_of_the_input(rng: random.Random, arrays: Arrays, _: dict[str, str]) 
 
 
 # Each kind of change, and how often it is made.
-TENSORS = {one_number: 8, whole_tensor: 2, another_form: 2, weaker: 5, other_keys: 3}
+TENSORS = {one_number: 8, whole_tensor: 2, another_form: 2, weaker: 7, other_keys: 3}
 CERTIFICATE = {an_option: 4, a_budget: 3, a_leaf: 3}
 INPUT = {a_number_of_the_input: 2, metadata_of_the_input: 1, tensors_of_the_input: 1}
 KINDS: dict[Callable[..., str | None], int] = {**TENSORS, **CERTIFICATE, **INPUT}

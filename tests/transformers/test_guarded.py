@@ -31,8 +31,8 @@ from forgeries import put
 from model_caches import last_queries, logits_of, prefilled, rows_of
 
 N, MORE, EPS = 96, 12, 0.02
-CODES: dict[str, Any] = {"guard": "codes"}
-RECALL: dict[str, Any] = {"guard": "codes", "on_breach": "recall"}
+CODES: dict[str, Any] = {"rest": "file"}
+RECALL: dict[str, Any] = {"rest": "file", "on_breach": "recall"}
 NAMES = ["llama", "qwen3", "mistral"]
 
 Prepared = tuple[Any, Any, Any, list[Any]]
@@ -189,7 +189,7 @@ def test_outputs_are_kept_within_a_budget_of_their_own(dtype: Any, promote: bool
 def test_what_attention_drops_is_lost_beside_what_was_pruned(on_breach: Any) -> None:
     model, ids, cache, queries = prepared(sharp=0.4, unlike=True)
     eps, own = 0.4, 0.25
-    pruned = ct.prune_cache(cache, queries, eps, guard="codes", on_breach=on_breach)
+    pruned = ct.prune_cache(cache, queries, eps, rest="file", on_breach=on_breach)
     calls, _, recorder = decoded(model, pruned, ids, eps=own, even_if_slower=True)
     both = recalled = 0
     every = zip(calls, recorder.calls, pruned.lost, strict=True)
@@ -314,16 +314,18 @@ def test_rounding_beyond_a_budget_is_recorded() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_breach": "recall"}, "go with a guard"),
-        ({"promote": True}, "go with a guard"),
-        ({"out_tol": 1.0}, "go with a guard"),
-        ({"source": "x"}, "go with a guard"),
-        ({"guard": "balls"}, "guard is 'balls'"),
-        ({"guard": "codes", "on_breach": "shrug"}, "on_breach is 'shrug'"),
-        ({"guard": "codes", "most_promoted": -1}, "most_promoted is -1"),
-        ({"guard": "codes", "out_tol": -1.0}, "out_tol is -1.0"),
-        ({"guard": "codes", "out_tol": float("nan")}, "out_tol is nan"),
-        ({"guard": "codes", "out_tol": True}, "out_tol is True"),
+        ({"on_breach": "recall"}, "on_breach and source: not for rest='drop'"),
+        ({"promote": True}, "promote and most_promoted: not for rest='drop'"),
+        ({"out_tol": 1.0}, "out_tol: not for rest='drop'; pass rest='file'"),
+        ({"source": "x"}, "on_breach and source: not for rest='drop'"),
+        ({"rest": "codes", "most_promoted": 3}, "promote and most_promoted: not for rest='codes'"),
+        ({"rest": "codes", "compact": True}, "compact: not for rest='codes'"),
+        ({"rest": "balls"}, "rest is 'balls'"),
+        ({"rest": "file", "on_breach": "shrug"}, "on_breach is 'shrug'"),
+        ({"rest": "file", "most_promoted": -1}, "most_promoted is -1"),
+        ({"rest": "file", "out_tol": -1.0}, "out_tol is -1.0"),
+        ({"rest": "file", "out_tol": float("nan")}, "out_tol is nan"),
+        ({"rest": "file", "out_tol": True}, "out_tol is True"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
@@ -406,7 +408,7 @@ def written(
 def test_a_file_is_as_if_it_had_been_pruned_in_memory(name: str, tmp_path: Path) -> None:
     (model, ids, cache, queries), source, output = written(tmp_path, prepared(name))
     for on_breach in ("report", "recall"):
-        here = ct.prune_cache(cache, queries, EPS, guard="codes", on_breach=on_breach)
+        here = ct.prune_cache(cache, queries, EPS, rest="file", on_breach=on_breach)
         rows = source if on_breach == "recall" else None
         there = ct.from_cache(output, on_breach=on_breach, source=rows)
         assert torch.equal(*(decoded(model, each, ids)[1] for each in (here, there)))
@@ -489,7 +491,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for path, options, message in [
         (output, {"on_breach": "recall"}, "nothing says where the dropped keys are"),
         (source, {"on_breach": "raise"}, "is no output of certk prune, which on_breach"),
-        *((bare, each, r"has no guard.*--guard codes") for each in asked),
+        *((bare, each, r"has no guard.*--rest file") for each in asked),
         (output, {"eps": -0.1}, "eps is"),
         (output, {"eps": 1.0}, "eps is"),
         (output, {"on_breach": "recall", "source": other}, "is not the one that was pruned"),

@@ -199,7 +199,7 @@ def with_ratio(value: Any, **options: Any) -> None:
     CertkPress(**options).compression_ratio = value
 
 
-GUARD: dict[str, Any] = {"guard": "codes", "compact": True}
+GUARD: dict[str, Any] = {"rest": "file", "compact": True}
 BAD: list[tuple[str, Callable[[], object]]] = [
     ("press is a type", lambda: CertifiedPress(kvpress.KnormPress)),
     ("press is a int", lambda: CertifiedPress(3)),
@@ -221,7 +221,7 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     ("keep_first", lambda: CertkPress(0.1, keep_first=-1)),
     ("keep_last is True", lambda: CertkPress(0.1, keep_last=True)),
     ("threads", lambda: CertkPress(0.1, threads=-1)),
-    ("pass compact=True", lambda: CertkPress(eps=0.1, guard="codes")),
+    ("pass compact=True", lambda: CertkPress(eps=0.1, rest="file")),
     ("pass later_eps", lambda: CertkPress(**GUARD)),
     ("guard is 'cells'", lambda: CertkPress(eps=0.1, guard="cells", compact=True)),
     ("go with a guard", lambda: CertkPress(eps=0.1, on_breach="recall")),
@@ -500,7 +500,7 @@ def test_guards_judge_what_comes_after_the_prompt(ratio: float | None) -> None:
         model(input_ids=ids[:, :N], past_key_values=whole)
     keys = whole.layers[0].keys[0].double()
     dense = decoded(model, whole, ids)
-    options: dict[str, Any] = {"window": WINDOW, "compact": True, "guard": "codes"}
+    options: dict[str, Any] = {"window": WINDOW, "compact": True, "rest": "file"}
     for on_breach, later in (("report", 0.02), ("recall", 0.02), ("recall", 0.0)):
         press = CertkPress(
             eps=None if ratio else 0.3, on_breach=on_breach, later_eps=later, **options
@@ -535,7 +535,7 @@ def test_guards_judge_what_comes_after_the_prompt(ratio: float | None) -> None:
 
 
 def test_guards_need_certified_attention_and_one_sequence() -> None:
-    press = CertkPress(eps=0.1, window=WINDOW, compact=True, guard="codes")
+    press = CertkPress(eps=0.1, window=WINDOW, compact=True, rest="file")
     with pytest.raises(ck.CertkError, match="'sdpa' attention does not ask guards"):
         pressed(press, zoo.peaked("llama"), zoo.tokens(1, N))
     model = zoo.peaked("llama")

@@ -16,7 +16,7 @@ from model_caches import last_queries, logits_of, prefilled, prompt, run, same_c
 
 N = 48
 FULL = ["llama", "qwen3", "gpt2"]
-RECALL: dict[str, Any] = {"guard": "codes", "on_breach": "recall"}
+RECALL: dict[str, Any] = {"rest": "file", "on_breach": "recall"}
 GREEDY: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
 modern = pytest.mark.skipif(not zoo.MODERN, reason="what transformers 5 feeds a filled cache")
 
@@ -25,7 +25,7 @@ modern = pytest.mark.skipif(not zoo.MODERN, reason="what transformers 5 feeds a 
 
 
 @pytest.mark.older
-@pytest.mark.parametrize("options", [{}, {"compact": True, "keep_last": 8}, {"guard": "codes"}])
+@pytest.mark.parametrize("options", [{}, {"compact": True, "keep_last": 8}, {"rest": "file"}])
 @pytest.mark.parametrize("name", FULL)
 def test_a_prompt_is_pruned_as_its_cache_would_be(name: str, options: dict[str, Any]) -> None:
     model, ids = zoo.peaked(name), zoo.tokens(1, N)
@@ -78,7 +78,7 @@ PADDED = {"input_ids": zoo.tokens(1, 9), "attention_mask": zoo.padding(2, 9, "le
             "mistral-window", zoo.tokens(1, 5), {},
             "DynamicSlidingWindowLayer: pruned caches are for",
         ),
-        ("llama", zoo.tokens(1, 9), {"on_breach": "recall"}, "go with a guard"),
+        ("llama", zoo.tokens(1, 9), {"on_breach": "recall"}, "not for rest='drop'"),
         *(
             pytest.param(
                 name, zoo.tokens(1, 9), {}, r"of another kind, (Linear|IndexedHybrid)", marks=modern
@@ -108,7 +108,7 @@ def test_bytes_of_a_pruned_cache_and_of_the_whole() -> None:
     row = 2 * 8 * 4
     assert pruned.whole_nbytes == full
     assert pruned.nbytes == kept * row < full * pruned.kept_fraction + 1
-    guarded = ct.prune_prompt(model, ids, 0.3, 4, guard="codes")
+    guarded = ct.prune_prompt(model, ids, 0.3, 4, rest="file")
     assert guarded.nbytes == pruned.nbytes + guarded.guard_bytes
     recalling = ct.prune_prompt(model, ids, 0.01, 4, promote=True, **RECALL)
     before = recalling.nbytes
