@@ -64,6 +64,21 @@ def in_order(shares: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
     return kept
 
 
+def test_a_size_with_codes_keeps_what_is_needed_most(tmp_path: Path) -> None:
+    hot = ck.prune(EXAMPLE, tmp_path / "hot", 0.05, hot=0.2, rest="codes")
+    sized = ck.prune(EXAMPLE, tmp_path / "sized", size=0.2, rest="codes")
+    one, two = (Path(each.outputs[0].target).read_bytes() for each in (hot, sized))
+    assert one == two
+    # Of blocks the worst row decides, as without codes.
+    [blocks] = ck.prune(EXAMPLE, tmp_path / "blocks", size=0.5, rest="codes", block_size=4).outputs
+    assert blocks.worst_at_least is not None
+    most = int(1.2 * blocks.cache_bytes)
+    [small] = ck.prune(EXAMPLE, tmp_path / "bytes", size_bytes=most, rest="codes").outputs
+    assert 0.9 * most < small.output_bytes <= most
+    assert ck.verify(tmp_path / "bytes", against=EXAMPLE).holds
+    assert "keep fewer rows beside the codes" in small.warnings[0]
+
+
 def test_the_hottest_of_all_heads() -> None:
     rng = np.random.default_rng(4)
     demands = [rng.integers(0, 6, 50 - 10 * head) / 5.0 for head in range(3)]

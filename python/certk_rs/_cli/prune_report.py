@@ -68,7 +68,8 @@ def _lost(report: FileReport) -> str:
         parts.append(f"{left_out} rows left out")
     if queries := every["held_out_queries"]:
         parts.append(f"{every['held_out_violations']} of {queries} queries of the trial lost more")
-    return ", ".join(parts)
+    alone = "without codes " if report.rest == "codes" else ""
+    return alone + ", ".join(parts)
 
 
 def _bytes(report: FileReport) -> str:

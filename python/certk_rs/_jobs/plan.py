@@ -166,7 +166,7 @@ def _options(task: FileTask) -> Options:
     if request.size is None and request.size_bytes is None:
         return options
     task = replace(task, options=options)
-    return replace(options, size=_size(task, options))
+    return replace(options, size=_size(task, options), hot=request.keeps_needed)
 
 
 def _sets(task: FileTask) -> int:

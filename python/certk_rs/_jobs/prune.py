@@ -84,7 +84,8 @@ def prune(
             or a `.json` file that holds one.
         size: The keys that each file may keep in all, a count or a fraction of the visible ones:
             distributed over heads and layers so that the worst tail mass is least.
-        size_bytes: The same, as the bytes that each output may have.
+        size_bytes: The same, as the bytes that each output may have. With codes, both keep the keys
+            that are needed most at a loss of 0.05, as `hot` does.
         hot: With `eps` and a `rest` of "codes" or "file": how many keys each file keeps in all, a
             count or a fraction; those stay that its queries need most often, in any head. eps is
             then what later queries may lose. With "codes" it may be 0.

@@ -17,6 +17,8 @@ from ..errors import CertkError, one_line
 
 # Below this the float64 range ends, and with it what a recorded tail mass can promise (`choose`).
 SMALLEST_EPS = 1e-300
+# The loss by which keys are found to be needed where no eps is given.
+LATER_EPS = 0.05
 
 _RULE = re.compile(r"(?P<first>[0-9]{1,9})?(?P<to>-)?(?P<last>[0-9]{1,9})?")
 _FORM = "a number, or a rule such as '0-3=0.01,4-=0.05,*=0.1', or a .json file {\"0-3\": 0.01}"
@@ -364,6 +366,17 @@ class Request:
             raise CertkError(
                 "hot keys are chosen by head or layer: take one of these granularities"
             )
+
+    @property
+    def keeps_needed(self) -> bool:
+        """True of a size with codes: the keys that are needed most stay, as with `hot`.
+
+        Of other rows codes know enough. Blocks and tokens are chosen for the worst row.
+        """
+        sized = self.eps is None and self.out_tol is None
+        return (
+            sized and self.rest == "codes" and self.granularity != "token" and self.block_size == 1
+        )
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that a certificate has as they are given."""

@@ -100,9 +100,12 @@ class FileReport:
         if self.saved >= LITTLE:
             return None
         if self.saved < 0:
+            smaller = "take a larger eps"
+            if self.rest == "codes":
+                smaller = "take fewer bits, or keep fewer rows beside the codes (hot)"
             return (
                 f"{self.target}: is larger ({self.output_bytes} bytes) than the keys and values it "
-                f"stands for ({self.cache_bytes} bytes): keep the input, or take a larger eps"
+                f"stands for ({self.cache_bytes} bytes): keep the input, or {smaller}"
             )
         return (
             f"{self.target}: saves only {100 * self.saved:.1f} % of the bytes of keys and values: "

@@ -26,6 +26,7 @@ from .choose import Ask
 from .engine import Unit, UnitResult, hash_now, run_unit
 from .held_out import HeldOut
 from .plan import FileTask
+from .request import LATER_EPS, Budgets
 from .results import FileReport, LayerReport
 from .sets import Demands, LayerRecord, Probe, joined, set_records
 from .write import Written, assemble
@@ -131,7 +132,7 @@ def _choose(
             for head, shares in enumerate(each.shares)
         }
         # Of none, each set has the one key that it must have.
-        edges = hottest(list(demands.values()), options.size if task.request.hot else 0)
+        edges = hottest(list(demands.values()), 0 if task.request.hot == 0 else options.size)
         ask = replace(ask, hot=tuple(zip(demands, edges, strict=True)))
     elif options.size is not None:
         search = SizeSearch(options.size)
@@ -160,6 +161,8 @@ def _choose(
 def _eps(task: FileTask, layers: Sequence[Layer]) -> tuple[tuple[int, float], ...]:
     """Return the budgets of the request for some layers; none where it has another target."""
     eps = task.request.eps
+    if eps is None and task.request.keeps_needed:
+        eps = Budgets(LATER_EPS)
     return () if eps is None else tuple((each.index, eps.of(each.index)) for each in layers)
 
 
