@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use self::header::{About, Entry, Kind, LONGEST, NO_SHA256};
 use super::codes::Codes;
-use super::codes::saved::{Saved, Trust};
+use super::codes::saved::{Matrix, Saved, Trust};
 use super::content::Content;
 use super::key_index::KeyIndex;
 use crate::error::Error;
@@ -274,15 +274,15 @@ impl KeyIndex<'static> {
 impl Codes<'_> {
     /// A part as bytes, in pieces.
     fn part(&self, kind: Kind, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-        let saved = self.save_but_keys();
+        let saved = self.save_numbers();
         match kind {
             Kind::Fingerprint => take(bytemuck::cast_slice(&saved.fingerprint)),
-            Kind::Gram => take(bytemuck::cast_slice(&saved.gram)),
+            Kind::Gram => take(bytemuck::cast_slice(&self.matrix(Matrix::Gram))),
             Kind::Numbers => take(bytemuck::cast_slice(&saved.numbers)),
-            Kind::Spread => take(bytemuck::cast_slice(&saved.spread)),
+            Kind::Spread => take(bytemuck::cast_slice(&self.matrix(Matrix::Spread))),
             Kind::SpreadNumbers => take(bytemuck::cast_slice(&saved.spread_numbers)),
             Kind::Low => self.parts().try_for_each(|part| take(part.low)),
-            Kind::LowGram => take(bytemuck::cast_slice(&saved.low_gram)),
+            Kind::LowGram => take(bytemuck::cast_slice(&self.matrix(Matrix::Low))),
             Kind::LowNumbers => take(bytemuck::cast_slice(&saved.low_numbers)),
             Kind::Mean => take(bytemuck::cast_slice(&saved.mean)),
             Kind::Bare => {

@@ -16,7 +16,7 @@
 use std::borrow::Cow;
 
 use super::shared::Shared;
-use crate::kernels::Simd;
+use crate::kernels::{LANES, Simd, Triangle};
 use crate::numerics::finite::all_finite;
 use crate::runtime::reused::Reused;
 use half::bf16;
@@ -25,10 +25,10 @@ use half::bf16;
 pub(super) const GRAM_ROUNDING: f64 = 1e-12;
 
 /// Sums of outer products of what codes lose.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Gram<'a> {
     width: usize,
-    /// Row-major; the entries left of the diagonal's groups of sixteen are not used.
+    /// As [`Triangle`] has them: ours are packed, those that are lent are whole. Entries left of the diagonal's groups are not used.
     sums: Shared<'a, f64>,
     /// Sum of squares of what the sums leave out, rounded up.
     lost: f64,
@@ -105,10 +105,21 @@ impl<'a> Gram<'a> {
         // Only of a whole matrix there is a diagonal to look at.
         let sound = fits && squares() && bounded;
         let sums = match sums {
-            Cow::Borrowed(sums) => Shared::Lent(sums),
-            Cow::Owned(sums) => sums.into(),
+            Cow::Borrowed(lent) => Shared::Lent(lent),
+            Cow::Owned(whole) if sound => packed(width, &whole).into(),
+            Cow::Owned(_) => return None,
         };
         sound.then_some(Gram { width, sums, lost, largest, norm, additions })
+    }
+}
+
+impl PartialEq for Gram<'_> {
+    /// Compares what is used of the sums.
+    fn eq(&self, other: &Self) -> bool {
+        self.width == other.width
+            && (self.lost, self.largest, self.norm, self.additions)
+                == (other.lost, other.largest, other.norm, other.additions)
+            && (0..self.width).all(|row| self.row(row) == other.row(row))
     }
 }
 
@@ -117,7 +128,7 @@ impl Gram<'_> {
     pub(crate) fn new(width: usize) -> Self {
         Gram {
             width,
-            sums: vec![0.0; width * width].into(),
+            sums: vec![0.0; Triangle::packed(width)].into(),
             lost: 0.0,
             largest: 0.0,
             norm: 0.0,
@@ -125,8 +136,35 @@ impl Gram<'_> {
         }
     }
 
+    /// The sums, packed.
     pub(crate) fn sums_mut(&mut self) -> &mut [f64] {
+        if self.sums.len() != Triangle::packed(self.width) {
+            self.sums = packed(self.width, &self.sums).into();
+        }
         self.sums.to_mut()
+    }
+
+    fn places(&self) -> Triangle {
+        Triangle::of(self.width, self.sums.len()).expect("sums of one of both kinds")
+    }
+
+    /// Returns the sums of a row from the diagonal's group on.
+    fn row(&self, row: usize) -> &[f64] {
+        &self.sums[self.places().row(row)]
+    }
+
+    /// Returns the sums with all entries of all rows.
+    pub(super) fn whole(&self) -> Cow<'_, [f64]> {
+        let width = self.width;
+        if self.sums.len() == width * width {
+            return (&*self.sums).into();
+        }
+        let mut whole = vec![0.0; width * width];
+        for row in 0..width {
+            let own = self.row(row);
+            whole[(row + 1) * width - own.len()..][..own.len()].copy_from_slice(own);
+        }
+        whole.into()
     }
 
     /// Takes note of rows whose products were added: how many, the computed sum of squares that rounding them lost, and the
@@ -146,20 +184,25 @@ impl Gram<'_> {
         self.additions += 1;
     }
 
-    /// The sums, and what goes with them: what they leave out, the largest residual, the largest key, how many additions.
-    pub(crate) fn parts(&self) -> (&[f64], [f64; 4]) {
-        (&self.sums, [self.lost, self.largest, self.norm, self.additions as f64])
+    /// Numbers beside the sums: what they leave out, the largest residual, the largest key, how many additions.
+    pub(crate) fn numbers(&self) -> [f64; 4] {
+        [self.lost, self.largest, self.norm, self.additions as f64]
     }
 
     /// The sum of the squares of all entries of all vectors, about.
     pub(crate) fn trace(&self) -> f64 {
-        self.sums.iter().step_by(self.width + 1).sum()
+        self.places().diagonal().map(|place| self.sums[place]).sum()
     }
 
     /// Adds the sums of other vectors.
     pub(crate) fn join(&mut self, other: &Gram<'_>) {
-        for (sum, more) in self.sums.to_mut().iter_mut().zip(other.sums.iter()) {
-            *sum += more;
+        let places = other.places();
+        let own = Triangle::of(self.width, Triangle::packed(self.width)).expect("packed sums");
+        let width = self.width;
+        let sums = self.sums_mut();
+        for row in 0..width {
+            let more = &other.sums[places.row(row)];
+            sums[own.row(row)].iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
         }
         self.lost = (self.lost + other.lost).next_up();
         self.additions += other.additions + 1;
@@ -172,9 +215,13 @@ impl Gram<'_> {
         (self.lost, self.largest, self.norm)
     }
 
-    /// The sums, and how many times something was added to them.
-    pub(super) fn sums(&self) -> (&[f64], usize) {
-        (&self.sums, self.additions)
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Returns how many times something was added to the sums.
+    pub(super) fn additions(&self) -> usize {
+        self.additions
     }
 
     /// Bounds the distance of the scores of a query from those by codes.
@@ -206,27 +253,26 @@ impl Gram<'_> {
         // Sums over the entries of a vector.
         let short = 1.0 + GRAM_ROUNDING + self.width as f64 * f64::EPSILON;
         let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
-        let form = form(simd, (&self.sums, self.additions), (query, norm));
+        let form = self.form(simd, query, norm);
         let coded = codes.norm + codes.largest;
         let bounds = (self.lost, self.largest, coded);
         CodeError::new((form, norm), bounds, unresolved, (factor, slip), moves)
     }
+
+    /// An upper bound of the form of a vector of at most that norm with the sums.
+    fn form(&self, simd: Simd, vector: &[f64], norm: f64) -> f64 {
+        let mut whole: Reused<f64> = vector.iter().copied().collect();
+        whole.resize(self.width, 0.0);
+        // Roundings of the sums, one behind another, and of the form itself.
+        let rounded = GRAM_ROUNDING + (self.additions + 2 * self.width) as f64 * f64::EPSILON;
+        simd.form(&self.sums, &whole).max(0.0) + rounded * self.trace() * norm * norm
+    }
 }
 
-/// An upper bound of the form of a vector of at most that norm with sums of outer products, given how many times something was added
-/// to them.
-pub(super) fn form(
-    simd: Simd,
-    (sums, additions): (&[f64], usize),
-    (vector, norm): (&[f64], f64),
-) -> f64 {
-    let width = sums.len().isqrt();
-    let mut whole: Reused<f64> = vector.iter().copied().collect();
-    whole.resize(width, 0.0);
-    let trace: f64 = sums.iter().step_by(width + 1).sum();
-    // Roundings of the sums, one behind another, and of the form itself.
-    let rounded = GRAM_ROUNDING + (additions + 2 * width) as f64 * f64::EPSILON;
-    simd.form(sums, &whole).max(0.0) + rounded * trace * norm * norm
+/// Returns a matrix without the entries left of the diagonal's groups.
+fn packed(width: usize, whole: &[f64]) -> Vec<f64> {
+    let row = |row: usize| &whole[row * width + row / LANES * LANES..(row + 1) * width];
+    (0..width).flat_map(row).copied().collect()
 }
 
 /// An upper bound of the norm of a vector in f64, of a few hundred entries at most in whole groups.

@@ -10,7 +10,7 @@ use super::element::{Coded, for_coded_dtype, matrix};
 use super::fingerprint::Fingerprint;
 use super::options::IndexOptions;
 use crate::error::{Error, Place};
-use crate::kernels::{Keys, LANES, STEP, Simd};
+use crate::kernels::{Keys, LANES, STEP, Simd, Triangle};
 use crate::rows::Vectors;
 use crate::runtime::ambient;
 use crate::runtime::memory::product;
@@ -484,8 +484,8 @@ impl<'a> KeyIndex<'a> {
     pub fn bytes(&self) -> usize {
         let width = self.dim.next_multiple_of(LANES);
         let codes: usize = self.heads.iter().map(Codes::bytes).sum();
-        let each = 8 * (self.content.matrices() * width + 4);
-        codes.saturating_add(self.heads.len().saturating_mul(width).saturating_mul(each))
+        let each = 8 * (self.content.matrices() * Triangle::packed(width) + 4 * width);
+        codes.saturating_add(self.heads.len().saturating_mul(each))
     }
 }
 

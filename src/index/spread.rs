@@ -144,13 +144,13 @@ struct Top {
 
 impl Top {
     fn of(gram: &Gram<'_>) -> Self {
-        let (sums, additions) = gram.sums();
-        Top { bound: largest_eigenvalue(sums), trace: gram.trace(), additions }
+        let additions = gram.additions();
+        Top { bound: largest_eigenvalue(&gram.whole()), trace: gram.trace(), additions }
     }
 
     /// Bounds it anew if the sums have grown by much: all of them, or the bound in some steps.
     fn follow(&mut self, gram: &Gram<'_>) {
-        let (grown, (_, additions)) = (gram.trace() - self.trace, gram.sums());
+        let (grown, additions) = (gram.trace() - self.trace, gram.additions());
         let stepwise = grown > GROWN * self.bound && additions >= self.additions + STEPS;
         if stepwise || grown > GROWN * self.trace {
             *self = Top::of(gram);
@@ -159,10 +159,8 @@ impl Top {
 
     /// Returns bounds on the norms of the matrix of all rows: that of its Gram matrix, and of Frobenius.
     fn norms(&self, gram: &Gram<'_>) -> (f64, f64) {
-        let (sums, additions) = gram.sums();
         let (trace, (lost, ..)) = (gram.trace(), gram.bounds());
-        let width = sums.len().isqrt();
-        let rounded = GRAM_ROUNDING + (additions + 2 * width) as f64 * f64::EPSILON;
+        let rounded = GRAM_ROUNDING + (gram.additions() + 2 * gram.width()) as f64 * f64::EPSILON;
         // Of the sums then and now, and of both traces.
         let rounded = 4.0 * rounded * trace;
         let top = self.bound + (trace - self.trace) + rounded;

@@ -43,7 +43,7 @@ pub(crate) use attention::{FEW_KEYS, Scored, Weighed};
 pub(crate) use below::Below;
 pub(crate) use edges::EDGES;
 pub(crate) use index::{Above, BIAS, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_KEYS};
-pub(crate) use index::{low_step, pack_low};
+pub(crate) use index::{Triangle, low_step, pack_low};
 #[cfg(test)]
 pub(crate) use isa::Doubled;
 pub(crate) use isa::{Element, InDouble, LANES, LINE, STEP, Scalar, Step};

@@ -42,7 +42,7 @@ def test_an_index_survives_files_copies_and_growth(tmp_path: Path, bits: int) ->
         assert stored(other) == stored(index)
         assert other.value_bits == bits
         codes = other.nbytes - ck.KeyIndex.build(keys).nbytes
-        assert 0 <= codes - 2 * 80 * (32 * bits // 8 + 4) - 2 * 2 * 32 * 32 * 8 < 2560
+        assert 0 <= codes - 2 * 80 * (32 * bits // 8 + 4) - 2 * 2 * 32 * 48 // 2 * 8 < 2560
         assert f"float16 values of 30 entries in {bits} bits" in repr(other)
     q = keys[:, :1]
     found, same = index.search(q, 0.05), ck.KeyIndex.search(read, q, 0.05)

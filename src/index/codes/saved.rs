@@ -46,6 +46,14 @@ pub struct Saved<'a> {
     pub fingerprint: [u64; 2],
 }
 
+/// The matrices of an index: of what codes lose, of what codes of values stand for, and of what both planes of keys lose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::index) enum Matrix {
+    Gram,
+    Spread,
+    Low,
+}
+
 /// Parts of a saved index that are not checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
@@ -99,30 +107,41 @@ impl<'a> Codes<'a> {
     }
 
     /// The same without what there is of each key.
-    pub(in crate::index) fn save_but_keys(&self) -> Saved<'_> {
-        let (gram, [lost, loss, norm, additions]) = self.gram.parts();
+    fn save_but_keys(&self) -> Saved<'_> {
+        Saved {
+            gram: self.matrix(Matrix::Gram),
+            spread: self.matrix(Matrix::Spread),
+            low_gram: self.matrix(Matrix::Low),
+            ..self.save_numbers()
+        }
+    }
+
+    /// Returns all entries of a matrix; nothing if it is of others than these.
+    pub(in crate::index) fn matrix(&self, matrix: Matrix) -> Cow<'_, [f64]> {
+        let gram = match matrix {
+            Matrix::Gram => Some(&self.gram),
+            Matrix::Spread => self.spread.as_ref().map(Spread::gram),
+            Matrix::Low => self.low.as_ref(),
+        };
+        gram.map_or(Cow::Borrowed(&[]), Gram::whole)
+    }
+
+    /// Returns what is of one size for any number of keys, without matrices.
+    pub(in crate::index) fn save_numbers(&self) -> Saved<'_> {
+        let [lost, loss, norm, additions] = self.gram.numbers();
         let Codes { spared, largest, .. } = *self;
         let block = self.frame.block as f64;
-        let (spread, spread_numbers) = match &self.spread {
-            Some(spread) => {
-                let (sums, [lost, _, _, additions]) = spread.gram().parts();
-                (sums, [lost, additions])
-            }
-            None => (&[][..], [0.0; 2]),
-        };
-        let (low_gram, low_numbers) = match &self.low {
-            Some(gram) => {
-                let (sums, [lost, loss, _, additions]) = gram.parts();
-                (sums, [lost, loss, additions])
-            }
-            None => (&[][..], [0.0; 3]),
-        };
+        let spread_numbers = self.spread.as_ref().map_or([0.0; 2], |spread| {
+            let [lost, _, _, additions] = spread.gram().numbers();
+            [lost, additions]
+        });
+        let low_numbers = self.low.as_ref().map_or([0.0; 3], |gram| {
+            let [lost, loss, _, additions] = gram.numbers();
+            [lost, loss, additions]
+        });
         Saved {
             mean: (&*self.frame.mean).into(),
-            gram: gram.into(),
-            spread: spread.into(),
             spread_numbers,
-            low_gram: low_gram.into(),
             low_numbers,
             numbers: [lost, loss, norm, additions, spared, f64::from(largest), block],
             fingerprint: self.fingerprint.0,
@@ -173,7 +192,7 @@ impl<'a> Codes<'a> {
         let spread = content.of_values().then(|| {
             let [lost, additions] = saved.spread_numbers;
             let sums = Gram::of_parts(width, saved.spread, [lost, 0.0, 0.0, additions]);
-            Ok(Spread::new(sums.ok_or("the matrix of values")?, &gram))
+            Ok::<_, &str>(Spread::new(sums.ok_or("the matrix of values")?, &gram))
         });
         let spread = spread.transpose()?;
         let low = (content.low_bits() > 0).then(|| {

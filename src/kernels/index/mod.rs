@@ -8,6 +8,7 @@ mod scan;
 mod split;
 #[cfg(test)]
 mod tests;
+mod triangle;
 
 pub(super) use encode::ROUND;
 pub(crate) use encode::{BIAS, Encoded, Frame};
@@ -15,3 +16,4 @@ pub(crate) use low::{low_step, pack_low};
 pub(crate) use outer::{PANEL, Packed};
 pub(crate) use scan::Coarse;
 pub(crate) use split::{Above, Passing, SPLIT_KEYS};
+pub(crate) use triangle::Triangle;

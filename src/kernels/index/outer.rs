@@ -4,6 +4,7 @@
 //! [`Simd`] that run a pass.
 
 use super::encode::{BIAS, ROUND};
+use super::triangle::Triangle;
 use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP};
 use crate::kernels::simd::{BytePass, Pass, Simd};
 use crate::runtime::held::held;
@@ -75,6 +76,7 @@ struct Outer<'a> {
     width: usize,
     square: f64,
     sums: &'a mut [f64],
+    places: Triangle,
 }
 
 impl Outer<'_> {
@@ -93,9 +95,11 @@ impl Outer<'_> {
             }
         }
         let totals = self.totals[i..i + TILE.0].iter();
+        let (start, stride) = self.places.group(i / LANES);
+        let first = start + i % LANES * stride + j - i / LANES * LANES;
         for (r, (sums, &total)) in sums.into_iter().zip(totals).enumerate() {
             for (g, sum) in sums.into_iter().enumerate() {
-                let to = &mut self.sums[(i + r) * self.width + j + g * LANES..][..LANES];
+                let to = &mut self.sums[first + r * stride + g * LANES..][..LANES];
                 for (to, sum) in to.iter_mut().zip(B::short_sums(sum)) {
                     *to += self.square * f64::from(sum - i32::from(BIAS) * total);
                 }
@@ -131,8 +135,8 @@ impl BytePass for Outer<'_> {
 }
 
 impl Simd {
-    /// Adds the outer products of at most [`PANEL`] rows, rounded to multiples of `unit`, to a matrix. Entries left of
-    /// the diagonal's groups are not touched. The unit must be at least a 127th of the largest absolute entry, and its
+    /// Adds the outer products of at most [`PANEL`] rows, rounded to multiples of `unit`, to a matrix, which may be packed. Entries
+    /// left of the diagonal's groups are not touched. The unit must be at least a 127th of the largest absolute entry, and its
     /// reciprocal a normal number. Returns the approximate sum of squares of the rounding errors. `packed` is scratch.
     pub(crate) fn outer(
         self,
@@ -142,7 +146,8 @@ impl Simd {
         packed: &mut Packed,
         sums: &mut [f64],
     ) -> f64 {
-        assert!(width.is_multiple_of(LANES) && sums.len() == width * width && width > 0);
+        assert!(width.is_multiple_of(LANES) && width > 0);
+        let places = Triangle::of(width, sums.len()).expect("a matrix for the rows");
         assert!(rows.len().is_multiple_of(STEP * width) && rows.len() <= PANEL * width);
         let Packed { bytes, signed, totals } = packed;
         bytes.resize(rows.len(), BIAS);
@@ -152,7 +157,7 @@ impl Simd {
         let lost = self.run(Pack { residuals: rows, width, inverse: 1.0 / unit, unit, packed: to });
         signed.extend(bytes.iter().map(|byte| (byte ^ BIAS).cast_signed()));
         let square = f64::from(unit) * f64::from(unit);
-        self.run_bytes(Outer { packed: bytes, signed, totals, width, square, sums });
+        self.run_bytes(Outer { packed: bytes, signed, totals, width, square, sums, places });
         lost
     }
 }

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::{Above, BIAS, Coarse, Encoded, Frame, Packed, Passing, SPLIT_KEYS};
-use super::{low_step, pack_low};
+use super::{Triangle, low_step, pack_low};
 use crate::kernels::isa::{LANES, LINE, STEP, Step};
 use crate::kernels::{Keys, Simd};
 
@@ -91,6 +91,9 @@ fn all_levels_encode_and_score_alike() {
                     residuals.resize(n.next_multiple_of(STEP) * got.width, 0.0);
                     let lost =
                         simd.outer(&residuals, got.width, 0.001, &mut Packed::default(), &mut sums);
+                    let mut own = vec![0.0; Triangle::packed(got.width)];
+                    simd.outer(&residuals, got.width, 0.001, &mut Packed::default(), &mut own);
+                    assert_eq!(own, packed(got.width, &sums));
                     (sums, lost)
                 };
                 assert_eq!(gram(simd), gram(Simd::all().last().unwrap().1));
@@ -312,6 +315,12 @@ fn chords_are_not_below_powers() {
     assert!(worst > 1.06, "{worst}");
 }
 
+/// A matrix without the entries left of the diagonal's groups.
+fn packed(width: usize, whole: &[f64]) -> Vec<f64> {
+    let places = Triangle::of(width, width * width).unwrap();
+    (0..width).flat_map(|row| whole[places.row(row)].to_vec()).collect()
+}
+
 #[test]
 fn all_levels_sum_forms_alike() {
     for width in [16, 32, 64, 128] {
@@ -332,6 +341,7 @@ fn all_levels_sum_forms_alike() {
         for &(name, simd) in Simd::all() {
             // All terms are whole multiples of 2^-8, and their sums are exact.
             assert_eq!(simd.form(&matrix, &vector), exact, "{name} {width}");
+            assert_eq!(simd.form(&packed(width, &matrix), &vector), exact, "{name} {width}");
         }
     }
 }
