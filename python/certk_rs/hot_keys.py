@@ -62,6 +62,9 @@ class Demand:
         smaller budget, which counts for less than one query. These are counts, equal on any
         machine.
         """
+        if not self._lengths:
+            # No query sees a key.
+            return np.zeros(self._needed.shape[1])
         lengths = np.sort(np.concatenate(self._lengths))
         first, second = self._needed
         seen = len(lengths) - np.searchsorted(lengths, np.arange(len(first)), "right")

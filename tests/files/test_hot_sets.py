@@ -64,6 +64,22 @@ def in_order(shares: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
     return kept
 
 
+def test_no_more_rows_than_must_be_kept(tmp_path: Path) -> None:
+    forced: dict[str, Any] = {"keep_first": 2, "keep_last": 3}
+    [report] = ck.prune(EXAMPLE, tmp_path / "out", 0.05, hot=0, rest="codes", **forced).outputs
+    assert 24 * 5 <= report.count.kept < 24 * 6
+    least = f"give a size of {report.count.kept} or more"
+    [failure] = ck.prune(EXAMPLE, tmp_path / "few", 0.05, hot=30, rest="codes", **forced).failures
+    assert least in failure.message
+    blind = tmp_path / "blind.safetensors"
+    write_cache(blind, m=5, metadata={"causal_offset": "-5"})
+    for at, options in enumerate(({"hot": 0}, {"hot": 0.5}, {"size": 0.5})):
+        eps, out = 0.05 if "hot" in options else None, tmp_path / f"blind{at}"
+        [report] = ck.prune(blind, out, eps, rest="codes", **options).outputs
+        assert report.count.kept == 0
+        assert ck.verify(out, against=blind).holds
+
+
 def test_a_size_with_codes_keeps_what_is_needed_most(tmp_path: Path) -> None:
     hot = ck.prune(EXAMPLE, tmp_path / "hot", 0.05, hot=0.2, rest="codes")
     sized = ck.prune(EXAMPLE, tmp_path / "sized", size=0.2, rest="codes")

@@ -106,6 +106,37 @@ def test_what_codes_do_not_prove_comes_from_exact_rows(from_file: bool, tmp_path
     assert all(call.error_bound.max() <= 1e-4 for call in recorder.calls)
 
 
+def test_a_refused_step_can_be_tried_again(tmp_path: Path) -> None:
+    """Layers that had appended their keys give them up: lengths stay equal."""
+    model, ids, _, _, output = written(tmp_path, hot=0, key_bits=8)
+    cache = ct.from_cache(output, on_breach="raise")
+    ct.use(model, eps=1e-3)
+    for _ in range(2):
+        with pytest.raises(ck.CertkError, match="codes prove"):
+            logits_of(model, ids[:, N : N + 2], cache)
+        assert {layer.get_seq_length() for layer in cache.layers} == {N}
+    ct.use(model, eps=0.9)
+    found = logits_of(model, ids[:, N : N + 2], cache)
+    assert torch.equal(found, logits_of(model, ids[:, N : N + 2], ct.from_cache(output)))
+
+
+def test_scores_that_codes_cannot_hold_are_recalled(tmp_path: Path) -> None:
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N + MORE, seed=3)
+    cache = prefilled(model, ids[:, :N])
+    for layer in cache.layers:
+        layer.keys = layer.keys.clone()
+        layer.keys[0, 0, 5, 3] *= 1e14
+    queries = last_queries(model, ids[:, :N], 16)
+    ct.use(model, eps=0.1)
+    with pytest.raises(ck.CertkError, match="overflow float32"):
+        logits_of(model, ids[:, N : N + 1], ct.encode_cache(cache))
+    coded = ct.prune_cache(cache, queries, 0.1, rest="codes", on_breach="recall")
+    with ct.Recorder() as recorder:
+        logits_of(model, ids[:, N : N + 1], coded)
+    assert max(call.tail_mass_upper.max() for call in recorder.calls) <= 0.1
+    assert coded.nbytes > sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     *_, source, output = written(tmp_path)
     other = tmp_path / "other.safetensors"
@@ -118,6 +149,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"out_tol": 0.1}, "give eps or out_tol to use"),
         ({"promote": True}, "has codes of all keys"),
         ({"on_breach": "shrug"}, "on_breach is 'shrug'"),
+        ({"source": 5}, "source is a int; pass the path"),
         ({"on_breach": "recall"}, "nothing says where the exact rows are"),
         ({"on_breach": "recall", "source": other}, "is not the one that was pruned"),
     ]:

@@ -91,7 +91,8 @@ def _show_later(later: Later) -> None:
     moved = later.moved_by_codes
     say("")
     say(
-        f"Later queries: sets made for the earlier half of the queries, judged by the later half "
+        f"Later queries: sets made for {'some of ' if later.sampled else ''}the earlier half of "
+        f"the queries, judged by the later half "
         f"({later.rows} rows), and codes of all keys and values instead (--rest codes):"
     )
     heads = ("in memory", "bytes", "rows over eps", "worst loss", "outputs move by up to")

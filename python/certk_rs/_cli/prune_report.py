@@ -68,12 +68,13 @@ def _lost(report: FileReport) -> str:
         parts.append(f"{left_out} rows left out")
     if queries := every["held_out_queries"]:
         parts.append(f"{every['held_out_violations']} of {queries} queries of the trial lost more")
-    alone = "without codes " if report.rest == "codes" else ""
+    alone = "of the kept rows alone: " if report.rest == "codes" else ""
     return alone + ", ".join(parts)
 
 
 def _bytes(report: FileReport) -> str:
-    rest = f", {_mb(report.rest_bytes)} are codes" if report.rest_bytes else ""
+    name = "its guard" if report.rest == "file" else "codes"
+    rest = f", {_mb(report.rest_bytes)} are {name}" if report.rest_bytes else ""
     return (
         f"{_mb(report.cache_bytes)} of keys and values are {_mb(report.output_bytes)} "
         f"({100 * report.saved:.1f} % saved{rest})"

@@ -180,7 +180,8 @@ def said_of(found: CacheAnalysis) -> str:
 def said_of_later(found: CacheAnalysis) -> list[str]:
     """Return a sentence for each budget of later queries."""
     return [
-        f"Later half of the queries, eps = {each.eps:g}: sets of the earlier half "
+        f"Later half of the queries, eps = {each.eps:g}: sets of "
+        f"{'some of ' if each.sampled else ''}the earlier half "
         f"({100 * each.kept_bytes / each.cache_bytes:.0f} % of the bytes) lose up to "
         f"{each.lost:.3g}, more than eps in {100 * each.over / each.rows:.0f} % of rows; codes "
         f"({100 * each.code_bytes / each.cache_bytes:.0f} %) at most {each.proven:.3g}, proven."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -30,8 +30,8 @@ Floats = NDArray[np.float64]
 # Budgets from here on are proven by keys in 12 bits for nearly every query; smaller ones need 16.
 _COARSE = 0.05
 _VALUE_BITS = 8
-# Scores of one half of a head's queries that are looked at.
-_SCORES = 1 << 21
+# Scores of a half of a head's queries that are looked at: of the earlier, and of the later one.
+_SCORES = (1 << 22, 1 << 21)
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Later:
     """Rows of which codes prove more than eps."""
     moved_by_codes: float | None
     """As `moved`, of outputs from codes; None where these hold no scores."""
+    sampled: bool = False
+    """Whether sets are for some of the earlier queries, evenly spaced: those for all are larger."""
 
     def joined(self, other: Later) -> Later:
         """Return the same of all heads of both."""
@@ -70,6 +72,7 @@ class Later:
             self.key_bits,
             **{name: getattr(self, name) + getattr(other, name) for name in sums},
             **{name: max(getattr(self, name), getattr(other, name)) for name in most},
+            sampled=self.sampled or other.sampled,
             moved_by_codes=None if None in moved else max(filter(None, moved), default=0.0),
         )
 
@@ -83,10 +86,14 @@ def later_in_all(cache: Cache, eps: float, threads: int | None) -> Later | None:
 def later(cache: Cache, layer: Layer, eps: float, threads: int | None) -> Iterator[Later]:
     """Yield the losses of each kv head of a layer, if two queries or more see a key."""
     seeing = np.arange(layer.blind(cache.causal_offset), layer.m)
-    most = max(1, _SCORES // layer.n)
-    halves = [_spread(half, most) for half in np.array_split(seeing, 2)]
+    every = np.array_split(seeing, 2)
+    halves = [
+        _spread(half, max(1, most // layer.n)) for half, most in zip(every, _SCORES, strict=True)
+    ]
     if not len(halves[1]):
         return
+    # Sets for some queries are smaller than for all; what some lose is what all do.
+    sampled = len(halves[0]) < len(every[0])
     query, *pair = (cache.read(layer, role) for role in ("query", *ROLES))
     group = layer.heads // layer.kv_heads
     for head in range(layer.kv_heads):
@@ -98,9 +105,11 @@ def later(cache: Cache, layer: Layer, eps: float, threads: int | None) -> Iterat
         earlier, after = (_Rows.of(cache, layer, rows, half, key) for half in halves)
         kept = np.zeros(layer.n, np.bool_)
         flat = earlier.scores.reshape(-1, layer.n)
-        found = keep_set(flat, eps, lengths=earlier.lengths.ravel(), threads=threads)
-        kept[found.indices] = True
-        yield _judged(layer, after, key, value, kept, eps, cache.scales[layer.index], threads)
+        chosen = keep_set(flat, eps, lengths=earlier.lengths.ravel(), threads=threads)
+        kept[chosen.indices] = True
+        scale = cache.scales[layer.index]
+        found = _judged(layer, after, key, value, kept, eps, scale, threads)
+        yield replace(found, sampled=sampled)
 
 
 @dataclass(frozen=True, eq=False)

@@ -161,7 +161,7 @@ def _options(task: FileTask) -> Options:
         proof = "full" if sizes["full"] <= FULL_PROOF * task.cache_bytes else "compact"
     options = replace(options, proof=proof)
     if request.hot is not None:
-        size = _count_of(request.hot, task.total) if request.hot else _sets(task)
+        size = _count_of(request.hot, task.total) if request.hot else _least(task)
         return replace(options, size=size, hot=True)
     if request.size is None and request.size_bytes is None:
         return options
@@ -169,9 +169,14 @@ def _options(task: FileTask) -> Options:
     return replace(options, size=_size(task, options), hot=request.keeps_needed)
 
 
-def _sets(task: FileTask) -> int:
-    by_head = task.request.granularity == "head"
-    return sum(layer.kv_heads if by_head else 1 for layer in task.layers)
+def _least(task: FileTask) -> int:
+    """Return the keys that all sets need: the forced ones and one for rows that need more."""
+    request, found = task.request, 0
+    for layer in task.layers:
+        needed = request.keep_first + request.keep_last + 1
+        sets = layer.kv_heads if request.granularity == "head" else 1
+        found += sets * min(needed, layer.visible(task.causal_offset))
+    return found
 
 
 def _size(task: FileTask, options: Options) -> int:

@@ -148,10 +148,12 @@ def _choose(
     chosen = _layers((yield from results_of(units(task, ask, by_head))))
     # By token each layer lists the same positions.
     most = None if options.size is None else options.size * (len(chosen) if task.shared else 1)
-    if most is not None and sum(int(each.sizes.sum()) for each in chosen) > most:
+    needed = sum(int(each.sizes.sum()) for each in chosen)
+    if most is not None and needed > most:
+        least = needed // (len(chosen) if task.shared else 1)
         raise CertkError(
             f"{task.source.location}: {options.size} keys are too few for what must be kept (each "
-            "set has a key, and those of keep_first and keep_last): give more"
+            f"set has a key, and those of keep_first and keep_last): give a size of {least} or more"
         )
     facts = {name: fact for result in done for name, fact in result.facts.items()}
     seconds, kept = sum(each.seconds for each in done), any(each.kept for each in done)

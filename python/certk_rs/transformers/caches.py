@@ -32,7 +32,7 @@ from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from ..guard import Guard
 from .capture_file import CacheWriter
-from .coded_cache import CodedCache, encode_cache, whole_rows
+from .coded_cache import CodedCache, coded, whole_rows
 from .coded_layer import Beyond, CodedLayer
 from .guarded import GuardedLayer, Losses, LostCall, Manner, OnBreach, Rows
 from .masked_layer import Watch
@@ -61,7 +61,7 @@ class PruneOptions(TypedDict, total=False):
     compact: bool
     keep: int | None
     key_bits: int | None
-    value_bits: int
+    value_bits: int | None
     on_breach: OnBreach
     promote: bool
     most_promoted: int | None
@@ -428,7 +428,7 @@ def from_cache(
                 if asked:
                     raise CertkError(
                         f"{path} has no guard, which {_ASKED} go with: prune its input with "
-                        "--rest file"
+                        "--rest file, or with --rest codes"
                     )
                 return made
             manner = Manner(
@@ -480,7 +480,7 @@ def prune_cache(
     rest: Literal["drop", "file", "codes"] = "drop",
     keep: int | None = None,
     key_bits: int | None = None,
-    value_bits: int = 8,
+    value_bits: int | None = None,
     on_breach: OnBreach = "report",
     promote: bool = False,
     most_promoted: int | None = None,
@@ -511,7 +511,7 @@ def prune_cache(
             (`encode_cache` makes one without queries); eps of later queries is then that of `use`.
         keep: With "codes", the most rows that a kv head keeps exactly; None for what eps asks for.
         key_bits: With "codes", as in `encode_cache`; value_bits, too.
-        value_bits: See `key_bits`.
+        value_bits: See `key_bits`; None: 8.
         on_breach: With "file" or "codes", where a query may lose more than eps: "report" records
             it, "raise" is a `CertkError`, "recall" fetches what matters from `source`.
         promote: With "file", whether keys that were fetched stay.
@@ -523,7 +523,7 @@ def prune_cache(
         source: Where dropped keys and values are: a cache file of exactly these (as `capture` and
             `to_cache` write it, and `from_cache` reads), which is compared now and read row by row
             later; or None: `cache` itself, whose tensors are then held, and must not be written to
-            (rows that are fetched are compared with what they were).
+            (rows that are fetched are compared with what they were). Other objects are trusted.
         threads: Number of threads; None for all available.
 
     Raises:
@@ -533,6 +533,7 @@ def prune_cache(
         raise CertkError(f"rest is {rest!r}; pass 'drop', 'file' or 'codes'")
     for names, given, needs in (
         ("keep", keep is not None, ("codes",)),
+        ("key_bits and value_bits", key_bits or value_bits, ("codes",)),
         ("on_breach and source", on_breach != "report" or source is not None, ("file", "codes")),
         ("promote and most_promoted", promote or most_promoted is not None, ("file",)),
         ("out_tol", out_tol is not None, ("file",)),
@@ -565,15 +566,8 @@ def prune_cache(
     if rows is None and on_breach == "recall":
         rows = RowsOfCache([(keys[0], values[0]) for _, keys, values in layers])
     if rest == "codes":
-        return encode_cache(
-            cache,
-            key_bits=key_bits,
-            value_bits=value_bits,
-            kept=chosen,
-            on_breach=on_breach,
-            source=rows,
-            threads=threads,
-        )
+        bits = (key_bits, 8 if value_bits is None else value_bits)
+        return coded(cache, chosen, on_breach, rows, *bits, threads)
     most = max(len(indices) for kept in chosen for indices in kept)
     pruned: list[_Rows] = []
     stays: list[list[NDArray[np.int64]]] = []

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from transformers.cache_utils import Cache
 
 from ..errors import CertkError
+from ..guard import others
 from .coded_layer import Beyond, CodedLayer
 from .guarded import OnBreach, Rows
 from .masked_layer import Watch
@@ -20,9 +21,10 @@ from .masked_layer import Watch
 class CodedCache(Cache):  # type: ignore[misc]
     """Codes of all keys and values of a text, and exact rows of some or of none.
 
-    Made by `encode_cache` or `prune_cache(rest="codes")`. It grows as a `DynamicCache` does, by
-    codes alone, and goes with certified attention (`use`), whose eps is what each call aims at;
-    `Recorder` says what each has proven. Positions are those of the text.
+    Made by `encode_cache`, `prune_cache(rest="codes")`, or `from_cache` of an output of
+    `certk prune --rest codes`. It grows as a `DynamicCache` does, by codes alone unless it recalls,
+    and goes with certified attention (`use`), whose eps is what each call aims at; `Recorder` says
+    what each has proven. Positions are those of the text.
     """
 
     def __init__(self, layers: list[CodedLayer]) -> None:
@@ -31,8 +33,11 @@ class CodedCache(Cache):  # type: ignore[misc]
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory: codes, what is known of them, and exact rows."""
-        return sum(layer.nbytes for layer in self.layers)
+        """Bytes in memory: codes, what is known of them, exact rows, and a source in memory."""
+        sources = {id(layer.source): layer.source for layer in self.layers}
+        held: int = sum(getattr(source, "nbytes", 0) for source in sources.values())
+        own: int = sum(layer.nbytes for layer in self.layers)
+        return held + own
 
     @property
     def whole_nbytes(self) -> int:
@@ -42,7 +47,7 @@ class CodedCache(Cache):  # type: ignore[misc]
     @property
     def kept_fraction(self) -> float:
         """Share of keys whose rows are kept exactly, over layers and heads."""
-        kept: int = sum(sum(layer.kept_counts) for layer in self.layers)
+        kept: int = sum(layer.exact for layer in self.layers)
         keys: int = sum(math.prod(layer.keys.shape[:-1]) for layer in self.layers)
         return kept / max(1, keys)
 
@@ -64,8 +69,6 @@ def encode_cache(
     key_bits: int | None = None,
     value_bits: int = 8,
     kept: Sequence[Sequence[NDArray[np.int64]]] | None = None,
-    on_breach: OnBreach = "report",
-    source: Rows | None = None,
     threads: int | None = None,
 ) -> CodedCache:
     """Encode the keys and values of a cache in memory; it is not changed, and may be let go.
@@ -79,15 +82,24 @@ def encode_cache(
         value_bits: Bits of an entry of a value: 8, or 4 for long texts.
         kept: Of each layer, for each batch row and kv head, positions whose rows stay exact; None
             for none but those without a code.
-        on_breach: Where codes prove less of a call than was asked of it: "report" has its
-            certificate say what they do prove, "raise" is a `CertkError`, "recall" reads the exact
-            rows of `source`. Tokens that were appended have codes alone.
-        source: Keys and values of one sequence, by layer and kv head.
         threads: Number of threads; None for all available.
 
     Raises:
         CertkError: Bad input; the message names the layer.
     """
+    return coded(cache, kept, "report", None, key_bits, value_bits, threads)
+
+
+def coded(
+    cache: Cache,
+    kept: Sequence[Sequence[NDArray[np.int64]]] | None,
+    on_breach: OnBreach,
+    source: Rows | None,
+    key_bits: int | None,
+    value_bits: int,
+    threads: int | None,
+) -> CodedCache:
+    """Encode as `encode_cache` does; `source` has the exact rows of the one sequence, if any."""
     if isinstance(cache, CodedCache) or not isinstance(cache, Cache) or not cache.layers:
         raise CertkError(f"cache is a {type(cache).__name__}; pass one that holds keys and values")
     if kept is not None and len(kept) != len(cache.layers):
@@ -102,6 +114,8 @@ def encode_cache(
         how: dict[str, Any] = {"key_bits": key_bits, "value_bits": value_bits, "threads": threads}
         beyond = Beyond(at, on_breach, source)
         try:
+            for each in chosen:
+                others(np.asarray(each), keys.shape[2])
             layers.append(CodedLayer.encode(keys, values, chosen, watch, beyond, **how))
         except CertkError as error:
             raise CertkError(f"layer {at}: {error}") from None
@@ -110,6 +124,8 @@ def encode_cache(
 
 def whole_rows(layer: Any, at: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all keys and values of a layer of full attention."""
+    if hasattr(layer, "guarded"):
+        raise CertkError(f"layer {at} of the cache is pruned: give the whole cache")
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
         raise CertkError(f"layer {at} of the cache holds no keys; run the model first")

@@ -38,6 +38,10 @@ class Beyond:
     def __post_init__(self) -> None:
         if self.on_breach not in ("report", "raise", "recall"):
             raise CertkError(f"on_breach is {self.on_breach!r}; pass 'report', 'raise' or 'recall'")
+        if self.rows is not None and not callable(getattr(self.rows, "fetch", None)):
+            raise CertkError(
+                f"source is a {type(self.rows).__name__}; pass the path of a cache file"
+            )
         if self.on_breach == "recall" and self.rows is None:
             raise CertkError(
                 'on_breach is "recall", but nothing says where the exact rows are: pass source='
@@ -108,6 +112,17 @@ class CodedLayer(TakenLayer):
         return self.index.nbytes + self._kept.nbytes
 
     @property
+    def exact(self) -> int:
+        """Count of all keys whose rows are exact."""
+        appended: int = self._tail[0].shape[0] * self._tail[0].shape[1] * self._tail[0].shape[2]
+        return sum(self.kept_counts) + appended
+
+    @property
+    def source(self) -> Rows | None:
+        """Rows that are read where codes prove too little."""
+        return self._beyond.rows
+
+    @property
     def kept_counts(self) -> list[int]:
         """Counts of exact rows of each kv head, batch rows one behind the other."""
         return list(map(len, self._positions))
@@ -135,6 +150,9 @@ class CodedLayer(TakenLayer):
             CertkError: Keys or values of other sizes or dtypes than those before, or without codes.
         """
         n, watch = len(self.index), self._watch
+        # The first layer of a call is one that has answered already.
+        if any(layer is self for layer, _ in watch.grown):
+            watch.grown.clear()
         if watch.unused is not None:
             watch.unused = None
             raise CertkError(
@@ -162,6 +180,7 @@ class CodedLayer(TakenLayer):
             self._keep(rows, [np.concatenate(pair) for pair in old])
         self._show()
         watch.unused = n
+        watch.grown.append((self, n))
         return self.keys, self.values
 
     def attend(
@@ -178,14 +197,23 @@ class CodedLayer(TakenLayer):
         self._watch.unused = None
         how = {"scale": scale, "sinks": sinks, "threads": threads, **rows.arguments()}
         eps = 0.0 if budget.eps is None else budget.eps
-        result = self.index.attention(query, eps, kept=self._kept, **how)
-        over = _over(result, budget)
-        if self._beyond.on_breach == "recall" and over.any():
-            result = self._recalled(query, budget, how)
+        recalls = self._beyond.on_breach == "recall"
+        try:
+            result = self.index.attention(query, eps, kept=self._kept, **how)
             over = _over(result, budget)
+            if not over.any():
+                return result
+        except CertkError:
+            # Scores by codes may overflow where exact ones do not.
+            if not recalls:
+                raise
+        if recalls:
+            return self._recalled(query, budget, how)
         # An output has no bound in its result that says what was asked of it.
-        strict = self._beyond.on_breach == "raise" or budget.out_tol is not None
-        if strict and over.any():
+        if self._beyond.on_breach == "raise" or budget.out_tol is not None:
+            for layer, n in self._watch.grown:
+                layer.crop(n - len(layer.index))
+            self._watch.grown.clear()
             self._refuse(result, budget, over)
         return result
 
@@ -208,8 +236,6 @@ class CodedLayer(TakenLayer):
         place = tuple(np.argwhere(over)[0])
         where = f"layer {self._beyond.layer}, head {place[1]}"
         remedy = "pass on_breach='recall', or encode in more bits"
-        if self._beyond.on_breach == "recall":
-            remedy = "that is rounding, so run the model in a wider dtype"
         if budget.out_tol is not None:
             raise CertkError(
                 f"{where}: an output from codes may be off by {result.error_bound[place]:.6g}, "
@@ -273,7 +299,7 @@ def _over(result: AttentionResult, budget: Budget) -> NDArray[np.bool_]:
     """Mark the rows of which less is proven than the budget asks for."""
     if budget.out_tol is not None:
         return np.asarray(~(result.error_bound <= budget.out_tol))
-    return np.asarray(result.tail_mass_upper > (budget.eps or 0.0))
+    return np.asarray(~(result.tail_mass_upper <= (budget.eps or 0.0)))
 
 
 def _picked(rows: torch.Tensor, positions: Sequence[NDArray[np.int64]]) -> list[torch.Tensor]:

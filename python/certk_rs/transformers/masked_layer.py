@@ -24,6 +24,8 @@ class Watch:
     def __init__(self) -> None:
         self.unused: int | None = None
         """The layer, or length, that nobody has attended to in the right way yet."""
+        self.grown: list[tuple[Any, int]] = []
+        """Layers that the call has appended to, and their lengths before."""
 
 
 class MaskedLayer(DynamicLayer):  # type: ignore[misc]
