@@ -160,7 +160,8 @@ impl Top {
     /// Returns bounds on the norms of the matrix of all rows: that of its Gram matrix, and of Frobenius.
     fn norms(&self, gram: &Gram<'_>) -> (f64, f64) {
         let (trace, (lost, ..)) = (gram.trace(), gram.bounds());
-        let rounded = GRAM_ROUNDING + (gram.additions() + 2 * gram.width()) as f64 * f64::EPSILON;
+        let (additions, width) = (gram.additions(), gram.width());
+        let rounded = GRAM_ROUNDING + (additions + 2 * width) as f64 * f64::EPSILON;
         // Of the sums then and now, and of both traces.
         let rounded = 4.0 * rounded * trace;
         let top = self.bound + (trace - self.trace) + rounded;
