@@ -223,7 +223,7 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     ("threads", lambda: CertkPress(0.1, threads=-1)),
     ("pass compact=True", lambda: CertkPress(eps=0.1, rest="file")),
     ("pass later_eps", lambda: CertkPress(**GUARD)),
-    ("guard is 'cells'", lambda: CertkPress(eps=0.1, guard="cells", compact=True)),
+    ("rest is 'cells'", lambda: CertkPress(eps=0.1, rest="cells", compact=True)),
     ("go with a guard", lambda: CertkPress(eps=0.1, on_breach="recall")),
     ("go with a guard", lambda: CertkPress(eps=0.1, later_eps=0.1)),
     ("eps is 1.0", lambda: CertkPress(eps=0.1, later_eps=1.0, **GUARD)),
