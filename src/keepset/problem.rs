@@ -201,6 +201,26 @@ impl<'a> Problem<'a> {
         budget * (1.0 + relative) + underflow
     }
 
+    /// Marks the columns that weigh more than the budget of some of the rows, given in units of their weights; none where no
+    /// column does.
+    pub(super) fn heavier_than(&self, rows: &[usize], budgets: &[f64]) -> Vec<bool> {
+        let width = Self::width(rows.len());
+        let mut marks = vec![false; self.stride];
+        let work = |(b, marks): (usize, &mut [bool])| {
+            for (&row, &budget) in rows.iter().zip(budgets) {
+                let weights = &self.row(row)[b * width..][..marks.len()];
+                for (mark, weight) in marks.iter_mut().zip(weights) {
+                    *mark |= *weight > budget as f32;
+                }
+            }
+            marks.iter().any(|mark| *mark)
+        };
+        let parts = marks.chunks_mut(width).enumerate();
+        let any =
+            threads::map(self.threads, parts, 1, work).is_ok_and(|found| found.contains(&true));
+        if any { marks } else { Vec::new() }
+    }
+
     /// Returns the rows of the program in a mixture, with their weights.
     pub(super) fn mixture(terms: &[Term]) -> Vec<(usize, f32)> {
         terms.iter().map(|term| (term.row, term.weight)).collect()

@@ -7,9 +7,9 @@ use crate::error::Error;
 
 /// A column and its value to the rows over budget.
 #[derive(PartialEq)]
-struct Offer {
-    value: f64,
-    column: usize,
+pub(super) struct Offer {
+    pub(super) value: f64,
+    pub(super) column: usize,
 }
 
 impl Eq for Offer {}

@@ -6,6 +6,7 @@
 
 use super::bound::{Crossing, crossing};
 use super::dual::{Part, StepRule};
+use super::overshoot::{Limits, overshoot};
 use super::problem::{Best, Problem, Term};
 use super::walk::walk;
 use crate::error::Error;
@@ -38,6 +39,12 @@ const CROSSING: usize = 512;
 /// Mixtures of all keys in one search.
 const MOST_VIEWS: usize = 12;
 const SPREAD: usize = 8;
+/// Inverse share of a set by which a walk's may be larger before keys beyond its part are dropped.
+const FEW: usize = 50;
+/// Inverse relative distance from the lower bound within which a level is not walked twice.
+const CLOSE: usize = 200;
+/// Keys of that distance that do not count.
+const LITTLE: usize = 10;
 /// Steps of a descent, and the excess over a budget at which it ends.
 const STEPS: (usize, f64) = (6, 3e-3);
 /// Factors of a mixture are at most this, so that nothing overflows.
@@ -53,6 +60,8 @@ pub(super) struct SetSearch<'p, 'a> {
     inverses: Vec<f64>,
     /// Upper bound on a weight stored as 0, in units of the budgets.
     flushed: Vec<f64>,
+    /// Keys that alone weigh more than some row's budget, which no set drops; empty if there are none. In a mixture they may be light.
+    needed: Vec<bool>,
 }
 
 /// All keys at some multipliers.
@@ -64,6 +73,8 @@ struct View {
     known: Vec<bool>,
     /// Remainder of each budget after that, in its own units.
     left: Vec<f64>,
+    /// Number of keys that the bound of this mixture allows to drop.
+    dropped: usize,
 }
 
 impl View {
@@ -84,7 +95,13 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             .collect();
         let inverses: Vec<f64> = budgets.iter().map(|b| b.recip().min(1e300)).collect();
         let flushed = inverses.iter().map(|inverse| inverse * FLUSHED).collect();
-        SetSearch { problem, eps, rows, inverses, flushed }
+        let needed = problem.heavier_than(&rows, &budgets);
+        SetSearch { problem, eps, rows, inverses, flushed, needed }
+    }
+
+    fn limits(&self) -> Limits<'_, 'a> {
+        let SetSearch { problem, rows, inverses, flushed, needed, .. } = self;
+        Limits { problem, rows, inverses, flushed, needed }
     }
 
     /// Returns the rows and factors of a mixture.
@@ -126,7 +143,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         best: &mut Best,
     ) -> Result<Vec<f64>, Error> {
         let mut view = self.view(&mut a, LEVELS[level].0, best)?;
-        let mut walked = !walks;
+        let (mut walked, mut tried) = (!walks, None);
         let mut sampled = level == AFTER_SAMPLE;
         if sampled && view.low < 1.0 - LEVELS[level].0 {
             sampled = false;
@@ -135,6 +152,9 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         }
         for _ in 0..MOST_VIEWS {
             interrupt::check()?;
+            if walks && !close(best) {
+                overshoot(&self.limits(), (&view.mixed, &a), view.dropped, best)?;
+            }
             if best.size <= best.lower_bound {
                 break;
             }
@@ -148,9 +168,12 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             let last = level + 1 == LEVELS.len()
                 || level >= COARSE
                     && part.on_ramp(self.problem.simd, &a, LEVELS[level + 1].1) < FULL * active;
-            if walks && (last || part.keys.len() <= WORTH_A_WALK) {
+            // A second walk at a level was never seen to find more than a part of that.
+            let again = tried == Some(level) && close(best);
+            if walks && (last || part.keys.len() <= WORTH_A_WALK) && !again {
                 self.walk(&view, &part, &a, best)?;
                 walked = true;
+                tried = Some(level);
                 interrupt::check()?;
             }
             let next = self.view(&mut a, LEVELS[(level + 1).min(LEVELS.len() - 1)].0, best)?;
@@ -279,7 +302,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             }
             losses = problem.sweep(None, low, &mut mixed, &[])?;
         }
-        let mut view = View { mixed, left: Vec::new(), low, known: Vec::new() };
+        let mut view = View { mixed, left: Vec::new(), low, known: Vec::new(), dropped };
         self.lower(&mut view, losses)?;
         Ok(view)
     }
@@ -340,10 +363,12 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) -> Result<(), Error> {
         let (problem, frame) = (self.problem, self.problem.frame);
         let mixed = part.mixed(problem.simd, a);
-        let (dropped, left) = walk(part, (&mixed, a), &self.flushed, problem.thorough)?;
+        let thorough = problem.thorough && !close(best);
+        let (dropped, left) = walk(part, (&mixed, a), &self.flushed, thorough)?;
         let gone = (0..frame.columns()).filter(|&i| view.is_below(i)).count() + dropped.len();
         let size = frame.forced_count + frame.competing - gone;
-        if size >= best.size {
+        // Few keys beyond the part still fit.
+        if size > best.size + best.size / FEW {
             return Ok(());
         }
         let mut kept: Vec<bool> = (0..frame.columns())
@@ -352,8 +377,10 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         for key in dropped {
             kept[part.keys[key as usize] as usize] = false;
         }
-        best.size = size - self.drop_the_rest(view, part, a, left, &mut kept);
-        best.kept = kept;
+        let size = size - self.drop_the_rest(view, part, a, left, &mut kept);
+        if size < best.size {
+            (best.size, best.kept) = (size, kept);
+        }
         Ok(())
     }
 
@@ -413,6 +440,11 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         order.sort_by(|&i, &k| mixed[k as usize].total_cmp(&mixed[i as usize]).then(i.cmp(&k)));
         Ok(order)
     }
+}
+
+/// Returns `true` if a set is so close to the bound that exchanges do not pay. In a small set every key counts.
+fn close(best: &Best) -> bool {
+    best.size <= best.lower_bound + (best.lower_bound / CLOSE).saturating_sub(LITTLE)
 }
 
 /// Returns the number of keys outside a part that changed sides.

@@ -12,8 +12,9 @@ use crate::runtime::threads;
 const TRIALS: u32 = 24;
 /// Rows that a key is compared with at a time; most are decided after the first of these.
 const FIRST_ROWS: usize = 16;
-/// Rounds of exchanges.
+/// Rounds of exchanges, and keys that are tried in all of them, at least and for each key of the part.
 const EXCHANGES: usize = 8;
+const TRIED: (usize, usize) = (1 << 20, 16);
 /// Factor that covers the rounding of a part's weights.
 const ROUNDED: f64 = 1.0 + 1.0 / 4_194_304.0;
 
@@ -79,11 +80,12 @@ impl Walk {
         }
         let mut before = self.left.clone();
         let mut fitting = Vec::new();
+        let (mut tried, most) = (0, TRIED.0.max(TRIED.1 * keys));
         for _ in asked_each(0..EXCHANGES) {
             let mut changed = false;
             let tight = Tight::new(columns, among, &self.left);
             for &(mixed, key) in asked_each(among.iter().rev()) {
-                if !gone[key as usize] {
+                if !gone[key as usize] || tried > most {
                     continue;
                 }
                 before.copy_from_slice(&self.left);
@@ -93,6 +95,7 @@ impl Walk {
                 }
                 let mut lighter = false;
                 tight.find(&self.left, &mut fitting);
+                tried += fitting.len() + among.len() / Tight::TOGETHER;
                 for &at in &fitting {
                     let (other_mixed, other) = among[at as usize];
                     let fits = !gone[other as usize]
