@@ -31,7 +31,7 @@ def test_losses_are_those_of_the_later_half(
     tensors = write_cache(path, dtype=dtype, n=n, m=m, d=d, kv_heads=2, heads=4, layers=1)
     with Cache(locate(path)) as cache:
         [layer] = cache.layers
-        found = list(later(cache, layer, eps, 1))
+        found = [each for [each] in later(cache, layer, (eps,), 1)]
     query, key, value = (
         tensors[f"layers.0.{role}"].reshape(-1, rows, d)
         for role, rows in (("query", m), ("key", n), ("value", n))
@@ -58,8 +58,7 @@ def test_losses_are_those_of_the_later_half(
         assert each.moved_by_codes < 0.05
     # In all: sums, and the largest.
     with Cache(locate(path)) as cache:
-        every = later_in_all(cache, eps, None)
-    assert every is not None
+        [every] = later_in_all(cache, (eps,), None)
     assert every.rows == 16
     assert every.lost == max(each.lost for each in found)
     assert every.over == sum(each.over for each in found)
@@ -76,7 +75,7 @@ def test_causal_rows_see_their_own_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_bytes(tensors, {"causal_offset": "16"}))
     with Cache(locate(path)) as cache:
-        [found] = later(cache, cache.layers[0], 0.05, 1)
+        [[found]] = later(cache, cache.layers[0], (0.05,), 1)
     q, k = (arrays[role][0].astype(np.float32).astype(float) for role in ("query", "key"))
     scores = (q @ k.T) * d**-0.5
     scores[np.arange(n) > np.arange(m)[:, None] + 16] = -np.inf
@@ -89,7 +88,7 @@ def test_what_there_is_nothing_to_say_of(tmp_path: Path) -> None:
     one = tmp_path / "one.safetensors"
     write_cache(one, m=1)
     with Cache(locate(one)) as cache:
-        assert later_in_all(cache, 0.05, None) is None
+        assert later_in_all(cache, (0.05,), None) == ()
     # Scores beyond float32: codes prove nothing.
     huge = np.full((1, 1, 4, 8), 3e38, np.float32)
     huge[0, 0, 1] *= -1
@@ -97,8 +96,7 @@ def test_what_there_is_nothing_to_say_of(tmp_path: Path) -> None:
     vast = tmp_path / "vast.safetensors"
     vast.write_bytes(safetensors_bytes(tensors, {}))
     with Cache(locate(vast)) as cache:
-        found = later_in_all(cache, 0.05, None)
-    assert found is not None
+        [found] = later_in_all(cache, (0.05,), None)
     assert (found.proven, found.unproven, found.moved_by_codes) == (1.0, found.rows, None)
     code, _, errors = said("demo", "--data", vast)
     assert code == 2

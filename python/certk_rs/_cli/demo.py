@@ -66,7 +66,7 @@ def demo(
             [result] = job.outputs
             report = audit([Path(result.target)], [cache], progress)
         with Cache(locate(cache)) as opened:
-            later = later_in_all(opened, eps, None)
+            later = next(iter(later_in_all(opened, (eps,), None)), None)
     if as_json:
         told = None if later is None else vars(later)
         body = {"eps": eps, **file_json(result), "verify": audit_json(report), "later": told}

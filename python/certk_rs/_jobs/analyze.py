@@ -27,7 +27,7 @@ from .._files.transposed import LAYOUTS
 from ..errors import CertkError
 from .engine import Progress
 from .inputs import Source, expand
-from .later import Later, later_in_all
+from .later import Later, later_in_all, lengths, spread
 from .request import SMALLEST_EPS
 from .results import Failure, failure
 
@@ -368,8 +368,7 @@ def analyze_cache(
                 heads.append(_head(layer, head, scores, lengths, eps, main, threads))
                 step(len(heads), every)
         causal = cache.causal_offset is not None
-        judged = (later_in_all(cache, budget, threads) for budget in LATER)
-        later = tuple(each for each in judged if each is not None)
+        later = later_in_all(cache, LATER, threads)
     place = str(source.location)
     return CacheAnalysis(source.name, place, eps, main, tuple(heads), causal, later)
 
@@ -383,13 +382,9 @@ def _rows(
     cache: Cache, layer: Layer
 ) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.int64]]]:
     """Return each query head with scores (rows, n) of some queries, and the keys they see."""
-    most = min(layer.m, max(QUERIES, SCORES // layer.n))
-    chosen = np.unique(np.linspace(0, layer.m - 1, most).round().astype(np.int64))
-    offset = cache.causal_offset
-    lengths = np.full(len(chosen), layer.n, np.int64)
-    if offset is not None:
-        lengths = np.clip(chosen + offset + 1, 0, layer.n)
-    chosen, lengths = chosen[lengths > 0], lengths[lengths > 0]
+    chosen = spread(np.arange(layer.m), max(QUERIES, SCORES // layer.n))
+    seen = lengths(cache, layer, chosen)
+    chosen, seen = chosen[seen > 0], seen[seen > 0]
     if not len(chosen):
         raise CertkError(
             f"{cache.path}: layer {layer.index}: no query sees a key: check causal_offset"
@@ -398,7 +393,7 @@ def _rows(
     for head, queries, keys in cache.heads(layer):
         scores = queries[chosen] @ keys.T
         scores *= scale
-        yield head, scores, lengths
+        yield head, scores, seen
 
 
 def _head(

@@ -7,7 +7,7 @@ is then judged over that set, and over codes of all keys and values without any 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -77,18 +77,20 @@ class Later:
         )
 
 
-def later_in_all(cache: Cache, eps: float, threads: int | None) -> Later | None:
-    """Return the losses of all layers together; None if no layer has two queries that see a key."""
-    found = [each for layer in cache.layers for each in later(cache, layer, eps, threads)]
-    return reduce(Later.joined, found) if found else None
+def later_in_all(cache: Cache, budgets: Sequence[float], threads: int | None) -> tuple[Later, ...]:
+    """Return the losses of all layers together, by budget; () if no two queries see a key."""
+    found = [each for layer in cache.layers for each in later(cache, layer, budgets, threads)]
+    return tuple(reduce(Later.joined, each) for each in zip(*found, strict=True))
 
 
-def later(cache: Cache, layer: Layer, eps: float, threads: int | None) -> Iterator[Later]:
-    """Yield the losses of each kv head of a layer, if two queries or more see a key."""
+def later(
+    cache: Cache, layer: Layer, budgets: Sequence[float], threads: int | None
+) -> Iterator[list[Later]]:
+    """Yield the losses of each kv head of a layer by budget, if two queries or more see a key."""
     seeing = np.arange(layer.blind(cache.causal_offset), layer.m)
     every = np.array_split(seeing, 2)
     halves = [
-        _spread(half, max(1, most // layer.n)) for half, most in zip(every, _SCORES, strict=True)
+        spread(half, max(1, most // layer.n)) for half, most in zip(every, _SCORES, strict=True)
     ]
     if not len(halves[1]):
         return
@@ -103,13 +105,14 @@ def later(cache: Cache, layer: Layer, eps: float, threads: int | None) -> Iterat
             for role, stored in zip(ROLES, pair, strict=True)
         )
         earlier, after = (_Rows.of(cache, layer, rows, half, key) for half in halves)
-        kept = np.zeros(layer.n, np.bool_)
-        flat = earlier.scores.reshape(-1, layer.n)
-        chosen = keep_set(flat, eps, lengths=earlier.lengths.ravel(), threads=threads)
-        kept[chosen.indices] = True
-        scale = cache.scales[layer.index]
-        found = _judged(layer, after, key, value, kept, eps, scale, threads)
-        yield replace(found, sampled=sampled)
+        flat, seen = earlier.scores.reshape(-1, layer.n), earlier.lengths.ravel()
+        scale, found = cache.scales[layer.index], []
+        for eps in budgets:
+            kept = np.zeros(layer.n, np.bool_)
+            kept[keep_set(flat, eps, lengths=seen, threads=threads).indices] = True
+            one = _judged(layer, after, key, value, kept, eps, scale, threads)
+            found.append(replace(one, sampled=sampled))
+        yield found
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,10 +127,7 @@ class _Rows:
     def of(
         cls, cache: Cache, layer: Layer, queries: Floats, half: NDArray[np.int64], key: Floats
     ) -> _Rows:
-        own, offset = queries[:, half], cache.causal_offset
-        seen = np.full(len(half), layer.n)
-        if offset is not None:
-            seen = np.clip(half + offset + 1, 0, layer.n)
+        own, seen = queries[:, half], lengths(cache, layer, half)
         scores = (own @ key.T) * cache.scales[layer.index]
         return cls(own, scores, np.broadcast_to(seen, scores.shape[:2]))
 
@@ -202,7 +202,14 @@ def _moved(exact: Floats, found: Floats) -> float:
     return float(np.divide(away, length, out=np.zeros_like(away), where=length > 0).max())
 
 
-def _spread(queries: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def lengths(cache: Cache, layer: Layer, queries: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many keys queries of a layer see."""
+    if cache.causal_offset is None:
+        return np.full(len(queries), layer.n)
+    return np.clip(queries + cache.causal_offset + 1, 0, layer.n)
+
+
+def spread(queries: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return at most so many of the queries, evenly spaced."""
     places = np.linspace(0, len(queries) - 1, min(len(queries), most))
     return queries[np.unique(places.round().astype(np.int64))]

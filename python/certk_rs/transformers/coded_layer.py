@@ -166,13 +166,12 @@ class CodedLayer(TakenLayer):
                 "cache.batch_repeat_interleave first"
             )
         self.index.append(key_states.detach(), value_states.detach(), threads=self._threads)
-        new = [each[each >= n] for each in self.index.bare]
         states = [key_states.detach(), value_states.detach()]
         if self._beyond.on_breach == "recall":
             # No source has them.
             both = zip(self._tail, states, strict=True)
             self._keep_tail([torch.cat(pair, dim=2) for pair in both])
-        elif any(map(len, new)):
+        elif any(map(len, new := [each[each >= n] for each in self.index.bare])):
             picked = [_picked(each, [at - n for at in new]) for each in states]
             pairs = [zip(*both, strict=True) for both in zip(self._heads(), picked, strict=True)]
             rows = [torch.cat([part for pair in each for part in pair]) for each in pairs]
