@@ -16,7 +16,7 @@
 use std::borrow::Cow;
 
 use super::shared::Shared;
-use crate::kernels::{LANES, Simd, Triangle};
+use crate::kernels::{Simd, Triangle};
 use crate::numerics::finite::all_finite;
 use crate::runtime::reused::Reused;
 use half::bf16;
@@ -271,8 +271,8 @@ impl Gram<'_> {
 
 /// Returns a matrix without the entries left of the diagonal's groups.
 fn packed(width: usize, whole: &[f64]) -> Vec<f64> {
-    let row = |row: usize| &whole[row * width + row / LANES * LANES..(row + 1) * width];
-    (0..width).flat_map(row).copied().collect()
+    let places = Triangle::of(width, whole.len()).expect("a whole matrix");
+    (0..width).flat_map(|row| &whole[places.row(row)]).copied().collect()
 }
 
 /// An upper bound of the norm of a vector in f64, of a few hundred entries at most in whole groups.

@@ -3,36 +3,71 @@
 //! Some rows are then over their budgets, by little if the bound is close. What helps them most is taken back, and then dropped what
 //! still fits.
 
-use std::collections::BinaryHeap;
-
 use super::problem::{Best, Problem};
-use super::repair::Offer;
+use super::repair::most_helpful;
 use crate::error::Error;
 use crate::kernels::SUMMED;
 use crate::runtime::ambient::asked_each;
 
-/// Budgets of rows, and keys that these need.
+/// Budgets of the rows that set a limit.
 #[derive(Clone, Copy)]
 pub(super) struct Limits<'s, 'a> {
     pub(super) problem: &'s Problem<'a>,
-    /// Rows that set a limit.
     pub(super) rows: &'s [usize],
     /// Inverses of their budgets in units of their weights.
     pub(super) inverses: &'s [f64],
     /// Upper bound on a weight stored as 0, in units of the budgets.
     pub(super) flushed: &'s [f64],
-    /// Keys that no set drops; empty if there are none.
-    pub(super) needed: &'s [bool],
 }
 
-/// Makes a set by the weights of keys in a mixture with these multipliers, where `dropped` keys may go by the bound.
+impl Limits<'_, '_> {
+    /// Returns the loss of a row to a key, in units of its budget.
+    pub(super) fn charge(&self, j: usize, key: usize) -> f64 {
+        f64::from(self.problem.row(self.rows[j])[key]) * self.inverses[j] + self.flushed[j]
+    }
+
+    /// Returns `true` if every row can afford to lose a key. `order` are all rows, best those first that can afford least.
+    pub(super) fn affords(&self, order: &[usize], left: &[f64], key: usize) -> bool {
+        order.iter().all(|&j| self.charge(j, key) <= left[j])
+    }
+
+    /// Charges keys in their order, those that every row can afford then, and returns these.
+    pub(super) fn drop_affordable(
+        &self,
+        keys: impl Iterator<Item = u32>,
+        left: &mut [f64],
+    ) -> Vec<u32> {
+        let order = tightest(left);
+        let mut dropped = Vec::new();
+        for key in asked_each(keys) {
+            if self.affords(&order, left, key as usize) {
+                for (j, left) in left.iter_mut().enumerate() {
+                    *left -= self.charge(j, key as usize);
+                }
+                dropped.push(key);
+            }
+        }
+        dropped
+    }
+}
+
+/// Returns the rows by what is left of their budgets, the least first.
+pub(super) fn tightest(left: &[f64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..left.len()).collect();
+    order.sort_by(|&j, &k| left[j].total_cmp(&left[k]).then(j.cmp(&k)));
+    order
+}
+
+/// Makes a set by the weights of keys in a mixture with these multipliers, where `dropped` keys may go by the bound. Keys that are
+/// `needed` stay; there are none if that is empty.
 pub(super) fn overshoot(
-    limits: &Limits<'_, '_>,
+    limits: Limits<'_, '_>,
+    needed: &[bool],
     (mixed, a): (&[f32], &[f64]),
     dropped: usize,
     best: &mut Best,
 ) -> Result<(), Error> {
-    let Limits { problem, rows, inverses, flushed, needed } = *limits;
+    let Limits { problem, rows, inverses, flushed } = limits;
     let frame = problem.frame;
     let open = |(mixed, key): &(f32, u32)| {
         *mixed < f32::INFINITY && needed.get(*key as usize) != Some(&true)
@@ -41,8 +76,9 @@ pub(super) fn overshoot(
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
     let mut gone = vec![false; problem.stride];
     let count = dropped.min(order.len());
-    for &(_, key) in &order[..count] {
-        gone[key as usize] = true;
+    let keys: Vec<usize> = order[..count].iter().map(|&(_, key)| key as usize).collect();
+    for &key in &keys {
+        gone[key] = true;
     }
     let mut marks: Vec<f32> = gone.iter().map(|gone| f32::from(u8::from(!gone))).collect();
     let losses = problem.sweep(None, 0.5, &mut marks, &[])?;
@@ -51,59 +87,28 @@ pub(super) fn overshoot(
             1.0 - losses[row] * inverse * (1.0 + 2.0 * SUMMED) - count as f64 * flushed
         })
         .collect();
-    let charge = |j: usize, key: u32| {
-        let weight = f64::from(problem.row(rows[j])[key as usize]);
-        weight * inverses[j] + flushed[j]
-    };
-    let mut lacking: Vec<usize> = (0..left.len()).filter(|&j| left[j] < 0.0).collect();
-    let worth = |key: u32, lacking: &[usize], left: &[f64]| -> f64 {
-        lacking.iter().map(|&j| charge(j, key).min(-left[j])).sum()
-    };
-    // Row after row, since keys of a row lie side by side.
-    let mut values = vec![0.0; count];
-    for &j in &lacking {
-        for (value, &(_, key)) in values.iter_mut().zip(&order) {
-            *value += charge(j, key).min(-left[j]);
-        }
+    let size = frame.forced_count + frame.competing - count;
+    let over = left.iter().enumerate().filter(|(_, left)| **left < 0.0);
+    let lacking = over.map(|(j, left)| (j, -left)).collect();
+    let room = best.size.saturating_sub(size);
+    let (back, enough) = most_helpful(&keys, lacking, |j, key| limits.charge(j, key), room);
+    if !enough || back.len() >= room {
+        return Ok(());
     }
-    let offers =
-        values.iter().zip(&order).map(|(&value, &(_, key))| Offer { value, column: key as usize });
-    let mut offers: BinaryHeap<Offer> = offers.collect();
-    let mut size = frame.forced_count + frame.competing - count;
-    while !lacking.is_empty() {
-        let Some(offer) = offers.pop() else { return Ok(()) };
-        let value = worth(offer.column as u32, &lacking, &left);
-        if offers.peek().is_some_and(|next| next.value > value) {
-            offers.push(Offer { value, ..offer });
-            continue;
-        }
-        gone[offer.column] = false;
-        size += 1;
-        for (j, left) in left.iter_mut().enumerate() {
-            *left += charge(j, offer.column as u32);
-        }
-        lacking.retain(|&j| left[j] < 0.0);
-        if size >= best.size {
-            return Ok(());
-        }
+    for &key in &back {
+        gone[key] = false;
+        left.iter_mut().enumerate().for_each(|(j, left)| *left += limits.charge(j, key));
     }
-    let mut tight: Vec<usize> = (0..left.len()).collect();
-    tight.sort_by(|&j, &k| left[j].total_cmp(&left[k]).then(j.cmp(&k)));
     // A key that fits weighs no more in the mixture than the remainder.
     let most: f64 = a.iter().zip(&left).map(|(a, left)| a * left).sum();
-    for &(mixed, key) in asked_each(&order) {
-        if f64::from(mixed) > 1.01 * most {
-            break;
-        }
-        if !gone[key as usize] && tight.iter().all(|&j| charge(j, key) <= left[j]) {
-            gone[key as usize] = true;
-            size -= 1;
-            for (j, left) in left.iter_mut().enumerate() {
-                *left -= charge(j, key);
-            }
-        }
-    }
+    let light = order.iter().take_while(|(mixed, _)| f64::from(*mixed) <= 1.01 * most);
+    let kept: Vec<u32> = light.map(|(_, key)| *key).filter(|key| !gone[*key as usize]).collect();
+    let more = limits.drop_affordable(kept.into_iter(), &mut left);
+    let size = size + back.len() - more.len();
     if size < best.size {
+        for key in more {
+            gone[key as usize] = true;
+        }
         best.size = size;
         best.kept = (0..frame.columns())
             .map(|i| frame.visible[i] && (frame.forced[i] || !gone[i]))

@@ -201,24 +201,27 @@ impl<'a> Problem<'a> {
         budget * (1.0 + relative) + underflow
     }
 
-    /// Marks the columns that weigh more than the budget of some of the rows, given in units of their weights; none where no
-    /// column does.
-    pub(super) fn heavier_than(&self, rows: &[usize], budgets: &[f64]) -> Vec<bool> {
+    /// Marks the columns that weigh more than the budget of some of the rows, whose inverses are given; none where no column does.
+    pub(super) fn heavier_than(
+        &self,
+        rows: &[usize],
+        inverses: &[f64],
+    ) -> Result<Vec<bool>, Error> {
         let width = Self::width(rows.len());
         let mut marks = vec![false; self.stride];
         let work = |(b, marks): (usize, &mut [bool])| {
-            for (&row, &budget) in rows.iter().zip(budgets) {
+            for (&row, inverse) in rows.iter().zip(inverses) {
+                let budget = inverse.recip() as f32;
                 let weights = &self.row(row)[b * width..][..marks.len()];
                 for (mark, weight) in marks.iter_mut().zip(weights) {
-                    *mark |= *weight > budget as f32;
+                    *mark |= *weight > budget;
                 }
             }
             marks.iter().any(|mark| *mark)
         };
         let parts = marks.chunks_mut(width).enumerate();
-        let any =
-            threads::map(self.threads, parts, 1, work).is_ok_and(|found| found.contains(&true));
-        if any { marks } else { Vec::new() }
+        let any = threads::map(self.threads, parts, 1, work)?.contains(&true);
+        Ok(if any { marks } else { Vec::new() })
     }
 
     /// Returns the rows of the program in a mixture, with their weights.

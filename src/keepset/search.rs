@@ -6,7 +6,7 @@
 
 use super::bound::{Crossing, crossing};
 use super::dual::{Part, StepRule};
-use super::overshoot::{Limits, overshoot};
+use super::overshoot::{Limits, overshoot, tightest};
 use super::problem::{Best, Problem, Term};
 use super::walk::walk;
 use crate::error::Error;
@@ -60,8 +60,6 @@ pub(super) struct SetSearch<'p, 'a> {
     inverses: Vec<f64>,
     /// Upper bound on a weight stored as 0, in units of the budgets.
     flushed: Vec<f64>,
-    /// Keys that alone weigh more than some row's budget, which no set drops; empty if there are none. In a mixture they may be light.
-    needed: Vec<bool>,
 }
 
 /// All keys at some multipliers.
@@ -95,13 +93,12 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             .collect();
         let inverses: Vec<f64> = budgets.iter().map(|b| b.recip().min(1e300)).collect();
         let flushed = inverses.iter().map(|inverse| inverse * FLUSHED).collect();
-        let needed = problem.heavier_than(&rows, &budgets);
-        SetSearch { problem, eps, rows, inverses, flushed, needed }
+        SetSearch { problem, eps, rows, inverses, flushed }
     }
 
     fn limits(&self) -> Limits<'_, 'a> {
-        let SetSearch { problem, rows, inverses, flushed, needed, .. } = self;
-        Limits { problem, rows, inverses, flushed, needed }
+        let SetSearch { problem, rows, inverses, flushed, .. } = self;
+        Limits { problem, rows, inverses, flushed }
     }
 
     /// Returns the rows and factors of a mixture.
@@ -143,7 +140,10 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         best: &mut Best,
     ) -> Result<Vec<f64>, Error> {
         let mut view = self.view(&mut a, LEVELS[level].0, best)?;
-        let (mut walked, mut tried) = (!walks, None);
+        // Keys that no set drops; in a mixture they may be light.
+        let needed =
+            if walks { self.problem.heavier_than(&self.rows, &self.inverses)? } else { Vec::new() };
+        let mut tried = None;
         let mut sampled = level == AFTER_SAMPLE;
         if sampled && view.low < 1.0 - LEVELS[level].0 {
             sampled = false;
@@ -153,7 +153,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         for _ in 0..MOST_VIEWS {
             interrupt::check()?;
             if walks && !close(best) {
-                overshoot(&self.limits(), (&view.mixed, &a), view.dropped, best)?;
+                overshoot(self.limits(), &needed, (&view.mixed, &a), view.dropped, best)?;
             }
             if best.size <= best.lower_bound {
                 break;
@@ -172,7 +172,6 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             let again = tried == Some(level) && close(best);
             if walks && (last || part.keys.len() <= WORTH_A_WALK) && !again {
                 self.walk(&view, &part, &a, best)?;
-                walked = true;
                 tried = Some(level);
                 interrupt::check()?;
             }
@@ -193,7 +192,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
                 level += 1;
             }
         }
-        if !walked && best.size > best.lower_bound {
+        if walks && tried.is_none() && best.size > best.lower_bound {
             self.walk(&view, &self.near(&view, LEVELS[LEVELS.len() - 1].0)?, &a, best)?;
         }
         Ok(a)
@@ -393,14 +392,9 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         mut left: Vec<f64>,
         kept: &mut [bool],
     ) -> usize {
-        let mut order: Vec<usize> = (0..self.rows.len()).collect();
-        order.sort_by(|&j, &k| left[j].total_cmp(&left[k]).then(j.cmp(&k)));
+        let (limits, order) = (self.limits(), tightest(&left));
         // A key that fits weighs no more in the mixture than the remainder.
         let most: f64 = a.iter().zip(&left).map(|(a, left)| a * left.max(0.0)).sum();
-        let charge = |j: usize, key: usize| {
-            let weight = f64::from(self.problem.row(self.rows[j])[key]);
-            weight * self.inverses[j] + self.flushed[j]
-        };
         let mut inside = part.keys.iter().copied().peekable();
         let mut fitting: Vec<(f32, u32)> = Vec::new();
         for (i, &mixed) in asked_each(view.mixed.iter().enumerate()) {
@@ -410,23 +404,16 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             // Columns that do not compete, and the padding of a group, have infinite weight.
             let competes = mixed < f32::INFINITY;
             let light = f64::from(mixed) <= 1.01 * most;
-            if competes && light && order.iter().all(|&j| charge(j, i) <= left[j]) {
+            if competes && light && limits.affords(&order, &left, i) {
                 fitting.push((mixed, i as u32));
             }
         }
         fitting.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-        let mut dropped = 0;
-        for (_, key) in asked_each(fitting) {
-            let key = key as usize;
-            if order.iter().all(|&j| charge(j, key) <= left[j]) {
-                for (j, left) in left.iter_mut().enumerate() {
-                    *left -= charge(j, key);
-                }
-                kept[key] = false;
-                dropped += 1;
-            }
+        let dropped = limits.drop_affordable(fitting.into_iter().map(|(_, key)| key), &mut left);
+        for &key in &dropped {
+            kept[key as usize] = false;
         }
-        dropped
+        dropped.len()
     }
 
     /// Returns the competing keys by their weights in a mixture, best first.
