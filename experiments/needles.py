@@ -109,9 +109,7 @@ def ours() -> dict[str, Callable[[float], Any]]:
     return {
         "Certk": lambda ratio: told(ratio, False),
         "Certk, compact": lambda ratio: told(ratio, True),
-        GUARDED: lambda ratio: told(
-            ratio, True, rest="file", on_breach="recall", later_eps=LATER
-        ),
+        GUARDED: lambda ratio: told(ratio, True, rest="file", on_breach="recall", later_eps=LATER),
         "CertkScorer": lambda ratio: CertkScorerPress(ratio, window=WINDOW),
     }
 
