@@ -50,6 +50,8 @@ pub(super) struct Part {
     pub(super) free: Vec<f64>,
     /// Size of the whole budget, in the same units.
     share: f64,
+    /// Number of the first keys that stand for several each (whole groups of lanes), and for how many.
+    standing: (usize, f32),
     pub(super) threads: usize,
 }
 
@@ -88,7 +90,54 @@ impl Part {
         };
         let each = weights.chunks_exact_mut(stride).zip(rows);
         threads::map(threads, each, SHARED.div_ceil(stride), gather)?;
-        Ok(Part { keys, weights, stride, free, share, threads })
+        Ok(Part { keys, weights, stride, free, share, standing: (0, 1.0), threads })
+    }
+
+    /// Lets the first keys stand for several each.
+    pub(super) fn standing(self, count: usize, each: f32) -> Self {
+        Part { standing: (count, each), ..self }
+    }
+
+    /// Updates multipliers multiplicatively, also those that are 0, and returns the best ones. Ends after so many
+    /// rounds, or where a round gains less than `least`.
+    pub(super) fn adapt(
+        &self,
+        simd: Simd,
+        mut a: Vec<f64>,
+        (rounds, least): (usize, f64),
+    ) -> Result<Vec<f64>, Error> {
+        /// Half width of a ramp that is hardly one.
+        const SHARP: f32 = 1e-3;
+        let seed = 1e-3 * a.iter().sum::<f64>() / a.len() as f64;
+        for a in &mut a {
+            *a = a.max(seed);
+        }
+        // Of the loss to the budget.
+        let ratio = |slope: f64| (1.0 - slope).clamp(0.02, 50.0);
+        let mut at = self.point(simd, a, SHARP)?;
+        let mut power: f64 = 1.0;
+        for _ in asked_each(0..rounds) {
+            let alpha = (1.0 - power) / (1.0 + power);
+            let moved = |(a, slope): (&f64, &f64)| {
+                a * (alpha + ratio(*slope)) / (1.0 + alpha * ratio(*slope))
+            };
+            let next = at.multipliers.iter().zip(&at.slopes).map(moved).collect();
+            let next = self.point(simd, next, SHARP)?;
+            let gain = at.value - next.value;
+            if gain > 0.0 {
+                at = next;
+            } else {
+                power *= 0.5;
+            }
+            if (0.0..least).contains(&gain) {
+                break;
+            }
+        }
+        // Rows that gained nothing from so little set no limit.
+        let idle = |(a, slope): (&f64, &f64)| {
+            if *a <= seed && ratio(*slope) < 0.5 { 0.0 } else { *a }
+        };
+        Ok(at.multipliers.iter().zip(&at.slopes).map(idle).collect())
     }
 
     fn panel(&self) -> Panel<'_> {
@@ -138,7 +187,16 @@ impl Part {
             let columns = b * width..b * width + block.len();
             let (mut shares, mut losses) = (vec![0.0; block.len()], vec![0.0; self.free.len()]);
             simd.mix(self.panel(), columns.clone(), &terms, block);
-            let hinges = simd.ramp(block, half, &mut shares);
+            let (several, each) = (self.standing.0.saturating_sub(columns.start), self.standing.1);
+            let (first, others) = block.split_at(several.min(block.len()));
+            let (of_first, of_others) = shares.split_at_mut(first.len());
+            let mut hinges = simd.ramp(others, half, of_others);
+            if !first.is_empty() {
+                hinges += f64::from(each) * simd.ramp(first, half, of_first);
+                for share in of_first {
+                    *share *= each;
+                }
+            }
             simd.losses(self.panel(), columns, &shares, &mut losses);
             (hinges, losses)
         };
@@ -251,9 +309,10 @@ impl Part {
             rows.truncate(MOST_ROWS);
             let mut model = self.curvature(simd, &at.mixed, &rows, half)?;
             let r = rows.len();
-            let largest = (0..r).map(|j| model[j * r + j]).fold(0.0, f64::max);
+            // A mean that rows with a single heavy key on the ramp hardly raise.
+            let typical = (0..r).map(|j| model[j * r + j].sqrt()).sum::<f64>() / r as f64;
             for j in 0..r {
-                model[j * r + j] += damping * model[j * r + j] + 1e-6 * largest + 1e-30;
+                model[j * r + j] += damping * model[j * r + j] + 1e-6 * typical.powi(2) + 1e-30;
             }
             let steps = minimise(&model, &at, &rows);
             let slope: f64 = rows.iter().zip(&steps).map(|(&j, step)| at.slopes[j] * step).sum();

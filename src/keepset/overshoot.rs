@@ -18,6 +18,8 @@ pub(super) struct Limits<'s, 'a> {
     pub(super) inverses: &'s [f64],
     /// Upper bound on a weight stored as 0, in units of the budgets.
     pub(super) flushed: &'s [f64],
+    /// Largest share of a budget that each column takes.
+    pub(super) heaviest: &'s [f32],
 }
 
 impl Limits<'_, '_> {
@@ -58,28 +60,29 @@ pub(super) fn tightest(left: &[f64]) -> Vec<usize> {
     order
 }
 
-/// Makes a set by the weights of keys in a mixture with these multipliers, where `dropped` keys may go by the bound. Keys that are
-/// `needed` stay; there are none if that is empty.
+/// Makes a set by the weights of keys in a mixture with these multipliers, where `dropped` keys may go by the bound. Keys that
+/// take more than a budget stay, although they may be light in the mixture.
 pub(super) fn overshoot(
     limits: Limits<'_, '_>,
-    needed: &[bool],
     (mixed, a): (&[f32], &[f64]),
     dropped: usize,
     best: &mut Best,
 ) -> Result<(), Error> {
-    let Limits { problem, rows, inverses, flushed } = limits;
+    let Limits { problem, rows, inverses, flushed, heaviest } = limits;
     let frame = problem.frame;
-    let open = |(mixed, key): &(f32, u32)| {
-        *mixed < f32::INFINITY && needed.get(*key as usize) != Some(&true)
-    };
+    let open = |(mixed, key): &(f32, u32)| *mixed < f32::INFINITY && heaviest[*key as usize] <= 1.0;
     let mut order: Vec<(f32, u32)> = mixed.iter().copied().zip(0..).filter(open).collect();
-    order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+    let worst_first = |a: &(f32, u32), b: &(f32, u32)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1));
     let mut gone = vec![false; problem.stride];
     let count = dropped.min(order.len());
-    let keys: Vec<usize> = order[..count].iter().map(|&(_, key)| key as usize).collect();
-    for &key in &keys {
-        gone[key] = true;
+    if count < order.len() {
+        order.select_nth_unstable_by(count, worst_first);
     }
+    for &(_, key) in &order[..count] {
+        gone[key as usize] = true;
+    }
+    // As they lie in memory.
+    let keys: Vec<usize> = (0..gone.len()).filter(|&key| gone[key]).collect();
     let mut marks: Vec<f32> = gone.iter().map(|gone| f32::from(u8::from(!gone))).collect();
     let losses = problem.sweep(None, 0.5, &mut marks, &[])?;
     let mut left: Vec<f64> = (rows.iter().zip(inverses).zip(flushed))
@@ -101,9 +104,9 @@ pub(super) fn overshoot(
     }
     // A key that fits weighs no more in the mixture than the remainder.
     let most: f64 = a.iter().zip(&left).map(|(a, left)| a * left).sum();
-    let light = order.iter().take_while(|(mixed, _)| f64::from(*mixed) <= 1.01 * most);
-    let kept: Vec<u32> = light.map(|(_, key)| *key).filter(|key| !gone[*key as usize]).collect();
-    let more = limits.drop_affordable(kept.into_iter(), &mut left);
+    order.retain(|&(mixed, key)| f64::from(mixed) <= 1.01 * most && !gone[key as usize]);
+    order.sort_unstable_by(worst_first);
+    let more = limits.drop_affordable(order.into_iter().map(|(_, key)| key), &mut left);
     let size = size + back.len() - more.len();
     if size < best.size {
         for key in more {

@@ -201,27 +201,21 @@ impl<'a> Problem<'a> {
         budget * (1.0 + relative) + underflow
     }
 
-    /// Marks the columns that weigh more than the budget of some of the rows, whose inverses are given; none where no column does.
-    pub(super) fn heavier_than(
-        &self,
-        rows: &[usize],
-        inverses: &[f64],
-    ) -> Result<Vec<bool>, Error> {
+    /// Returns the largest share of its budget that each column takes from some of the rows, whose inverses are given.
+    pub(super) fn heaviest(&self, rows: &[usize], inverses: &[f64]) -> Result<Vec<f32>, Error> {
         let width = Self::width(rows.len());
-        let mut marks = vec![false; self.stride];
-        let work = |(b, marks): (usize, &mut [bool])| {
+        let mut heaviest = vec![0.0; self.stride];
+        let work = |(b, heaviest): (usize, &mut [f32])| {
             for (&row, inverse) in rows.iter().zip(inverses) {
-                let budget = inverse.recip() as f32;
-                let weights = &self.row(row)[b * width..][..marks.len()];
-                for (mark, weight) in marks.iter_mut().zip(weights) {
-                    *mark |= *weight > budget;
+                let inverse = inverse.min(f64::from(f32::MAX)) as f32;
+                let weights = &self.row(row)[b * width..][..heaviest.len()];
+                for (heaviest, weight) in heaviest.iter_mut().zip(weights) {
+                    *heaviest = (weight * inverse).max(*heaviest);
                 }
             }
-            marks.iter().any(|mark| *mark)
         };
-        let parts = marks.chunks_mut(width).enumerate();
-        let any = threads::map(self.threads, parts, 1, work)?.contains(&true);
-        Ok(if any { marks } else { Vec::new() })
+        threads::map(self.threads, heaviest.chunks_mut(width).enumerate(), 1, work)?;
+        Ok(heaviest)
     }
 
     /// Returns the rows of the program in a mixture, with their weights.

@@ -8,6 +8,7 @@
 use super::frame::Frame;
 use super::problem::{Best, Problem};
 use super::repair::repair;
+use super::search::close;
 use super::source::Source;
 use crate::certificate::Status;
 use crate::error::Error;
@@ -20,8 +21,8 @@ const JOIN: (usize, usize) = (16, 512);
 const GROWTH: usize = 4;
 /// Inverse of the largest share of a sample that may lose too much for the sample to grow.
 const TOLERATED: usize = 64;
-/// Share of the first sample losing too much above which all rows are weighed: in any case, and if most rows of the
-/// first program set a limit.
+/// Share of a sample losing too much above which all rows are weighed: in any case, and if most rows of the program set
+/// a limit.
 const MOST: (f64, f64) = (0.75, 0.2);
 /// Bytes of weights up to which all rows are weighed; also the limit for the selected rows.
 const AT_ONCE: usize = 1 << 29;
@@ -203,13 +204,7 @@ impl<S: Source> Rounds<'_, S> {
             if self.sample < self.rows() || self.fast && self.problem.rows() < self.rows() {
                 let first: Vec<usize> = (0..self.sample).map(|at| self.order.row(at)).collect();
                 let over = self.check(&best.kept, first, 1.0)?;
-                let others = self.sample - self.problem.rows().min(self.sample);
-                let say = self.problem.multipliers.iter().filter(|a| **a > 0.0).count();
-                let share = over.len() as f64 / others.max(1) as f64;
-                let many = share > MOST.0 || share > MOST.1 && say * 2 > self.problem.rows();
-
-                if round == 0 && many && self.hold(self.rows()) {
-                    self.admit_all()?;
+                if self.all_join(over.len(), self.sample)? {
                     continue;
                 }
                 if over.len() <= self.sample / TOLERATED && self.sample < self.rows() {
@@ -230,7 +225,7 @@ impl<S: Source> Rounds<'_, S> {
                 }
             }
             let Some(found) = self.settle(best)? else { continue };
-            if thorough || found.size() <= self.bound.0 {
+            if thorough || close(found.size(), self.bound.0) {
                 return Ok(match settled {
                     Some((_, other))
                         if found.status != Status::Certified || other.size() <= found.size() =>
@@ -268,7 +263,8 @@ impl<S: Source> Rounds<'_, S> {
                 return Ok(Some(self.found(kept, again, Status::Certified)));
             }
         }
-        if self.join(&judged.over)? { Ok(None) } else { self.repaired(best).map(Some) }
+        let more = self.all_join(judged.over.len(), self.rows())? || self.join(&judged.over)?;
+        if more { Ok(None) } else { self.repaired(best).map(Some) }
     }
 
     /// Adds to a set what a few rows lack, if that is little.
@@ -397,15 +393,25 @@ impl<S: Source> Rounds<'_, S> {
         Ok(true)
     }
 
-    fn admit_all(&mut self) -> Result<(), Error> {
+    /// Lets all rows join if so many of some rows lose too much that most would join in the end, and there is room.
+    /// Returns `true` if they did.
+    fn all_join(&mut self, over: usize, of: usize) -> Result<bool, Error> {
+        let rows = self.problem.rows();
+        let say = self.problem.multipliers.iter().filter(|a| **a > 0.0).count();
+        let share = over as f64 / of.saturating_sub(rows).max(1) as f64;
+        let many = share > MOST.0 || share > MOST.1 && say * 2 > rows;
+        if !many || rows == self.rows() || !self.hold(self.rows()) {
+            return Ok(false);
+        }
         let inside = self.problem.listed.clone();
         let mut inside = inside.iter().copied().peekable();
         let rest: Vec<usize> =
             (0..self.rows()).filter(|row| inside.next_if_eq(row).is_none()).collect();
         self.problem.admit(self.source, &rest)?;
         self.problem.multipliers.fill(0.0);
+        self.problem.thorough = true;
         self.sample = self.rows();
-        Ok(())
+        Ok(true)
     }
 
     fn found(&self, kept: Vec<bool>, judged: Judged, status: Status) -> Found {

@@ -1,8 +1,12 @@
 //! Search for a set, and for multipliers that prove it small.
 //!
 //! From coarse to fine: a sample of the keys gives the first multipliers. Then each level mixes all keys once, which
-//! gives a lower bound and separates the keys far from the boundary. The multipliers are improved on the near keys
-//! alone, with the others fixed. At the finer levels the keys near the boundary are walked, worst first, for a set.
+//! gives a lower bound, a set (`overshoot`), and the keys near the boundary. The multipliers are improved on these
+//! alone, with the others fixed. The search ends when the set is close to the bound. At the finer levels the keys near
+//! the boundary are also walked, worst first.
+//!
+//! Light keys can be sampled, because each loss to them is a sum of many. A key that takes much of some row's budget is
+//! in every sample, and in every part where it could be dropped.
 
 use super::bound::{Crossing, crossing};
 use super::dual::{Part, StepRule};
@@ -10,7 +14,7 @@ use super::overshoot::{Limits, overshoot, tightest};
 use super::problem::{Best, Problem, Term};
 use super::walk::walk;
 use crate::error::Error;
-use crate::kernels::padded_stride;
+use crate::kernels::{LANES, padded_stride};
 use crate::runtime::ambient::asked_each;
 use crate::runtime::interrupt;
 use crate::runtime::memory::check_memory;
@@ -26,6 +30,8 @@ const LEVELS: [(f32, f32); 5] =
     [(0.9, 0.3), (0.4, 0.15), (0.15, 0.05), (0.05, 0.015), (0.02, 0.005)];
 /// Number of levels after a sample.
 const AFTER_SAMPLE: usize = 1;
+/// Share of a row's budget from which a key is heavy.
+const HEAVY: f32 = 0.1;
 /// Least number of keys near the boundary.
 const LEAST_NEAR: usize = 256;
 /// Largest number of keys near the boundary for a walk at levels other than the last.
@@ -38,13 +44,19 @@ const COARSE: usize = 2;
 const CROSSING: usize = 512;
 /// Mixtures of all keys in one search.
 const MOST_VIEWS: usize = 12;
-const SPREAD: usize = 8;
+/// Rounds of adaption to some keys, and the inverse share of the keys that a round must gain.
+const ADAPTED: usize = 16;
+const GAINED: usize = 8192;
+/// Number of rows with a multiplier up to which they are only improved together.
+const FEW_ROWS: usize = 16;
+/// Least `low` of a view whose multipliers are not adapted to a sample first.
+const LOWEST: f32 = 0.25;
 /// Inverse share of a set by which a walk's may be larger before keys beyond its part are dropped.
 const FEW: usize = 50;
-/// Inverse relative distance from the lower bound within which a level is not walked twice.
-const CLOSE: usize = 200;
-/// Keys of that distance that do not count.
-const LITTLE: usize = 10;
+/// Inverse relative distance from the lower bound at which a search ends, and the bound from which it may.
+const CLOSE: (usize, usize) = (200, 2000);
+/// Inverse relative growth of the lower bound in a view below which more views hardly raise it.
+const SETTLED: usize = 2000;
 /// Steps of a descent, and the excess over a budget at which it ends.
 const STEPS: (usize, f64) = (6, 3e-3);
 /// Factors of a mixture are at most this, so that nothing overflows.
@@ -60,13 +72,17 @@ pub(super) struct SetSearch<'p, 'a> {
     inverses: Vec<f64>,
     /// Upper bound on a weight stored as 0, in units of the budgets.
     flushed: Vec<f64>,
+    /// Largest share of a budget that each column takes.
+    heaviest: Vec<f32>,
 }
 
 /// All keys at some multipliers.
 struct View {
     mixed: Vec<f32>,
-    /// Keys below this are dropped, unless they are known to matter.
+    /// Keys below this are dropped, unless they are apart.
     low: f32,
+    /// Keys that are not counted among those below: heavy ones and those known; empty if there are none.
+    apart: Vec<bool>,
     /// Keys known to matter; empty if there are none.
     known: Vec<bool>,
     /// Remainder of each budget after that, in its own units.
@@ -77,12 +93,12 @@ struct View {
 
 impl View {
     fn is_below(&self, i: usize) -> bool {
-        self.mixed[i] < self.low && !self.known.get(i).is_some_and(|known| *known)
+        self.mixed[i] < self.low && self.apart.get(i) != Some(&true)
     }
 }
 
 impl<'p, 'a> SetSearch<'p, 'a> {
-    pub(super) fn new(problem: &'p Problem<'a>, eps: &'p [f64]) -> Self {
+    pub(super) fn new(problem: &'p Problem<'a>, eps: &'p [f64]) -> Result<Self, Error> {
         /// A weight that was flushed to 0 is below this.
         const FLUSHED: f64 = f32::MIN_POSITIVE as f64 * 2.0;
         let rows: Vec<usize> = (0..problem.rows())
@@ -93,12 +109,13 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             .collect();
         let inverses: Vec<f64> = budgets.iter().map(|b| b.recip().min(1e300)).collect();
         let flushed = inverses.iter().map(|inverse| inverse * FLUSHED).collect();
-        SetSearch { problem, eps, rows, inverses, flushed }
+        let heaviest = problem.heaviest(&rows, &inverses)?;
+        Ok(SetSearch { problem, eps, rows, inverses, flushed, heaviest })
     }
 
     fn limits(&self) -> Limits<'_, 'a> {
-        let SetSearch { problem, rows, inverses, flushed, .. } = self;
-        Limits { problem, rows, inverses, flushed }
+        let SetSearch { problem, rows, inverses, flushed, heaviest, .. } = self;
+        Limits { problem, rows, inverses, flushed, heaviest }
     }
 
     /// Returns the rows and factors of a mixture.
@@ -139,51 +156,47 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         (mut a, mut level): (Vec<f64>, usize),
         best: &mut Best,
     ) -> Result<Vec<f64>, Error> {
-        let mut view = self.view(&mut a, LEVELS[level].0, best)?;
-        // Keys that no set drops; in a mixture they may be light.
-        let needed =
-            if walks { self.problem.heavier_than(&self.rows, &self.inverses)? } else { Vec::new() };
-        let mut tried = None;
-        let mut sampled = level == AFTER_SAMPLE;
-        if sampled && view.low < 1.0 - LEVELS[level].0 {
-            sampled = false;
-            a = self.spread(a)?;
-            view = self.view(&mut a, LEVELS[level].0, best)?;
+        let near = |level: usize| LEVELS[level.min(LEVELS.len() - 1)].0;
+        let mut view = self.view(&mut a, (near(level), 1.0), best)?;
+        let (mut tried, mut bound, size) = (None, 0, best.size);
+        let coarse = level == AFTER_SAMPLE && self.is_sampled();
+        if coarse && view.low < LOWEST {
+            a = self.tuned(&self.weighed_sample()?, a, level)?;
+            view = self.view(&mut a, (near(level), 1.0), best)?;
         }
         for _ in 0..MOST_VIEWS {
             interrupt::check()?;
-            if walks && !close(best) {
-                overshoot(self.limits(), &needed, (&view.mixed, &a), view.dropped, best)?;
+            if walks {
+                overshoot(self.limits(), (&view.mixed, &a), view.dropped, best)?;
             }
-            if best.size <= best.lower_bound {
+            let near_keys = self.near(&view, near(level));
+            // Few keys are soon searched to the end.
+            let known = close(best.size, best.lower_bound)
+                || level > AFTER_SAMPLE && best.lower_bound - bound <= best.lower_bound / SETTLED;
+            if best.size <= best.lower_bound || walks && near_keys.len() > WORTH_A_WALK && known {
                 break;
             }
-            let (near, half) = LEVELS[level];
-            let part = self.near(&view, near)?;
-            let before = a.clone();
-            a = part.descend(self.problem.simd, a, half, STEPS)?;
+            bound = best.lower_bound;
+            let part = self.part(near_keys, view.left.clone(), 1.0)?;
+            a = self.tuned(&part, a, level)?;
             interrupt::check()?;
             // A ramp with hardly more keys than limiting rows gives no more information on them.
             let active = a.iter().filter(|a| **a > 0.0).count();
             let last = level + 1 == LEVELS.len()
                 || level >= COARSE
                     && part.on_ramp(self.problem.simd, &a, LEVELS[level + 1].1) < FULL * active;
-            // A second walk at a level was never seen to find more than a part of that.
-            let again = tried == Some(level) && close(best);
-            if walks && (last || part.keys.len() <= WORTH_A_WALK) && !again {
+            if walks && part.keys.len() <= WORTH_A_WALK {
                 self.walk(&view, &part, &a, best)?;
                 tried = Some(level);
                 interrupt::check()?;
             }
-            let next = self.view(&mut a, LEVELS[(level + 1).min(LEVELS.len() - 1)].0, best)?;
+            // Where the last view had to go, this one may begin.
+            let most = (1.5 * view.low).max(LOWEST);
+            let next = self.view(&mut a, (near(level + 1), most), best)?;
             let settled =
                 crossed(&view, &next, &part.keys) <= self.problem.frame.competing / CROSSING;
             view = next;
-            if !settled && sampled {
-                sampled = false;
-                a = self.spread(before)?;
-                view = self.view(&mut a, LEVELS[level].0, best)?;
-            } else if !settled {
+            if !settled {
                 // The part was too small: continue with these keys and those that are near now.
                 self.settle(&mut view, &part.keys)?;
             } else if last {
@@ -192,69 +205,94 @@ impl<'p, 'a> SetSearch<'p, 'a> {
                 level += 1;
             }
         }
-        if walks && tried.is_none() && best.size > best.lower_bound {
-            self.walk(&view, &self.near(&view, LEVELS[LEVELS.len() - 1].0)?, &a, best)?;
+        if walks && tried.is_none() && best.size == size {
+            let keys = self.near(&view, near(LEVELS.len()));
+            let part = self.part(keys, view.left.clone(), 1.0)?;
+            self.walk(&view, &part, &a, best)?;
         }
         Ok(a)
     }
 
     /// Returns the first multipliers, and the first level.
     fn begin(&self, best: &mut Best) -> Result<(Vec<f64>, usize), Error> {
-        let (simd, competing) = (self.problem.simd, self.problem.frame.competing);
-        let (least, most) = SAMPLE_KEYS;
-        let sampled = (SAMPLE / self.rows.len()).clamp(least, most);
-        if competing < 2 * sampled {
+        let simd = self.problem.simd;
+        if !self.is_sampled() {
             let all = self.sample(1)?;
             let mut least = (f64::INFINITY, vec![1.0; self.rows.len()]);
-            self.view(&mut least.1, LEVELS[0].0, best)?;
+            self.view(&mut least.1, (LEVELS[0].0, 1.0), best)?;
             for rule in [StepRule::Power, StepRule::Exponential] {
                 let (value, mut a) = all.spread(simd, ROUNDS, rule);
-                self.view(&mut a, LEVELS[0].0, best)?;
+                self.view(&mut a, (LEVELS[0].0, 1.0), best)?;
                 if value < least.0 {
                     least = (value, a);
                 }
             }
             return Ok((least.1, 0));
         }
-        let stride = competing / sampled;
-        let (_, a) = self.sample(4 * stride)?.spread(simd, ROUNDS, StepRule::Power);
-        interrupt::check()?;
+        let stride = 4 * self.problem.frame.competing / self.sampled();
         let sample = self.sample(stride)?;
-        let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2))?;
-        let a = sample.descend(simd, a, 0.15, (STEPS.0, 1e-2))?;
+        let (_, mut a) = sample.spread(simd, ROUNDS, StepRule::Power);
+        for half in [0.5, 0.15] {
+            a = sample.descend(simd, a, half, (STEPS.0, 1e-2))?;
+        }
+        interrupt::check()?;
+        let a = self.tuned(&self.weighed_sample()?, a, AFTER_SAMPLE)?;
         interrupt::check()?;
         Ok((a, AFTER_SAMPLE))
     }
 
-    /// Runs a few multiplicative rounds on all keys: a sample says little about rows that lose a few heavy keys.
-    fn spread(&self, mut a: Vec<f64>) -> Result<Vec<f64>, Error> {
-        let mut mixed = vec![0.0; self.problem.stride];
-        let seed = 1e-3 * a.iter().sum::<f64>() / a.len() as f64;
-        for a in &mut a {
-            *a = a.max(seed);
-        }
-        let mut ratios = vec![1.0; a.len()];
-        for round in 0..SPREAD {
-            let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[])?;
-            interrupt::check()?;
-            let rate = (round as f64 + 1.0).sqrt().recip();
-            let alpha = (1.0 - rate) / (1.0 + rate);
-            for (j, a) in a.iter_mut().enumerate() {
-                ratios[j] = (losses[self.rows[j]] * self.inverses[j]).clamp(0.02, 50.0);
-                *a *= (alpha + ratios[j]) / (1.0 + alpha * ratios[j]);
+    /// Improves multipliers on some keys: if many rows have one, by rounds of each alone, at first these only; by steps
+    /// of all together.
+    fn tuned(&self, part: &Part, mut a: Vec<f64>, level: usize) -> Result<Vec<f64>, Error> {
+        let many = a.iter().filter(|a| **a > 0.0).count() > FEW_ROWS;
+        if self.is_sampled() && many {
+            let least = self.problem.frame.competing as f64 / GAINED as f64;
+            a = part.adapt(self.problem.simd, a, (ADAPTED, least))?;
+            if level == AFTER_SAMPLE {
+                return Ok(a);
             }
         }
-        // Rows that gained nothing from so little set no limit.
-        for (a, ratio) in a.iter_mut().zip(ratios) {
-            *a = if *a <= seed && ratio < 0.5 { 0.0 } else { *a };
-        }
-        Ok(a)
+        part.descend(self.problem.simd, a, LEVELS[level].1, STEPS)
     }
 
-    /// Gathers every `stride`-th competing key.
-    fn sample(&self, stride: usize) -> Result<Part, Error> {
+    /// Marks the heavy columns; there are none if it is empty.
+    fn apart(&self) -> Vec<bool> {
+        let heavy = |share: &f32| *share >= HEAVY;
+        let any = self.heaviest.iter().any(heavy);
+        if any { self.heaviest.iter().map(heavy).collect() } else { Vec::new() }
+    }
+
+    /// Returns the most light keys of a sample.
+    fn sampled(&self) -> usize {
+        (SAMPLE / self.rows.len()).clamp(SAMPLE_KEYS.0, SAMPLE_KEYS.1)
+    }
+
+    /// Returns `true` if the first multipliers are those of a sample.
+    fn is_sampled(&self) -> bool {
+        self.problem.frame.competing >= 2 * self.sampled()
+    }
+
+    /// Gathers all heavy keys, after a sample of the light ones, each of which stands for several.
+    fn weighed_sample(&self) -> Result<Part, Error> {
         let competing =
             (0..self.problem.frame.columns()).filter(|&i| self.problem.frame.competes(i));
+        let (heavy, light): (Vec<u32>, Vec<u32>) =
+            competing.map(|i| i as u32).partition(|&i| self.heaviest[i as usize] >= HEAVY);
+        let stride = light.len().div_ceil(self.sampled()).max(1);
+        let mut keys: Vec<u32> = light.iter().copied().step_by(stride).collect();
+        let count = keys.len() / LANES * LANES;
+        keys.truncate(count);
+        keys.extend(heavy);
+        let each = light.len() as f32 / count.max(1) as f32;
+        Ok(self.part(keys, vec![1.0; self.rows.len()], 1.0)?.standing(count, each))
+    }
+
+    /// Gathers every `stride`-th competing key, but for the heavy ones; with a stride of 1, all.
+    fn sample(&self, stride: usize) -> Result<Part, Error> {
+        let sampled = |i: &usize| {
+            self.problem.frame.competes(*i) && (stride == 1 || self.heaviest[*i] < HEAVY)
+        };
+        let competing = (0..self.problem.frame.columns()).filter(sampled);
         let keys: Vec<u32> = competing.step_by(stride).map(|i| i as u32).collect();
         let share = keys.len() as f64 / self.problem.frame.competing as f64;
         self.part(keys, vec![share; self.rows.len()], share)
@@ -275,15 +313,21 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     }
 
     /// Mixes all keys, updates the lower bound, and scales the multipliers so that the boundary is at 1. Also sums the
-    /// rows' losses to the keys clearly below it.
-    fn view(&self, a: &mut [f64], near: f32, best: &mut Best) -> Result<View, Error> {
+    /// rows' losses to the keys clearly below it, at most below `most`.
+    fn view(
+        &self,
+        a: &mut [f64],
+        (near, most): (f32, f32),
+        best: &mut Best,
+    ) -> Result<View, Error> {
         /// Largest deviation of a scale that counts as 1, relative to the near range.
         const SCALED: f32 = 0.2;
         let (problem, frame) = (self.problem, self.problem.frame);
         let terms = self.terms(a);
-        let low = 1.0 - near;
+        let low = (1.0 - near).min(most);
         let mut mixed = vec![0.0; problem.stride];
-        let mut losses = problem.sweep(Some(&terms), low, &mut mixed, &[])?;
+        let apart = self.apart();
+        let mut losses = problem.sweep(Some(&terms), low, &mut mixed, &apart)?;
         let limit = problem.limit(&terms, self.eps);
         let Crossing { dropped, threshold } = crossing(&mixed, limit);
         let bound = frame.forced_count + frame.competing - dropped;
@@ -299,9 +343,9 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             for mixed in &mut mixed {
                 *mixed *= scale;
             }
-            losses = problem.sweep(None, low, &mut mixed, &[])?;
+            losses = problem.sweep(None, low, &mut mixed, &apart)?;
         }
-        let mut view = View { mixed, left: Vec::new(), low, known: Vec::new(), dropped };
+        let mut view = View { mixed, left: Vec::new(), low, apart, known: Vec::new(), dropped };
         self.lower(&mut view, losses)?;
         Ok(view)
     }
@@ -309,10 +353,12 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     /// Takes some keys out of those clearly below the boundary.
     fn settle(&self, view: &mut View, known: &[u32]) -> Result<(), Error> {
         view.known = vec![false; self.problem.stride];
+        view.apart.resize(self.problem.stride, false);
         for &key in known {
             view.known[key as usize] = true;
+            view.apart[key as usize] = true;
         }
-        let losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
+        let losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.apart)?;
         self.lower(view, losses)
     }
 
@@ -324,7 +370,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
                 return Ok(());
             }
             view.low = if view.low > 1e-3 { 0.75 * view.low } else { 0.0 };
-            losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
+            losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.apart)?;
         }
     }
 
@@ -342,8 +388,8 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         .collect()
     }
 
-    /// Gathers the keys near the boundary, and others known to matter.
-    fn near(&self, view: &View, near: f32) -> Result<Part, Error> {
+    /// Returns the keys near the boundary, and others known to matter.
+    fn near(&self, view: &View, near: f32) -> Vec<u32> {
         let mut high = 1.0 + near;
         let within =
             |high: f32| view.mixed.iter().filter(|mixed| (view.low..high).contains(*mixed)).count();
@@ -351,19 +397,17 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             high = 1.0 + 2.0 * (high - 1.0);
         }
         let inside = |i: &usize| {
-            (view.low..high).contains(&view.mixed[*i]) || view.known.get(*i).is_some_and(|k| *k)
+            let near = view.mixed[*i] < high && !view.is_below(*i);
+            near || view.known.get(*i) == Some(&true)
         };
-        let keys: Vec<u32> =
-            (0..self.problem.frame.columns()).filter(inside).map(|i| i as u32).collect();
-        self.part(keys, view.left.clone(), 1.0)
+        (0..self.problem.frame.columns()).filter(inside).map(|i| i as u32).collect()
     }
 
     /// Searches for a smaller set: drops everything below the part, and the walk's choice from the part.
     fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) -> Result<(), Error> {
         let (problem, frame) = (self.problem, self.problem.frame);
         let mixed = part.mixed(problem.simd, a);
-        let thorough = problem.thorough && !close(best);
-        let (dropped, left) = walk(part, (&mixed, a), &self.flushed, thorough)?;
+        let (dropped, left) = walk(part, (&mixed, a), &self.flushed, problem.thorough)?;
         let gone = (0..frame.columns()).filter(|&i| view.is_below(i)).count() + dropped.len();
         let size = frame.forced_count + frame.competing - gone;
         // Few keys beyond the part still fit.
@@ -429,9 +473,10 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     }
 }
 
-/// Returns `true` if a set is so close to the bound that exchanges do not pay. In a small set every key counts.
-fn close(best: &Best) -> bool {
-    best.size <= best.lower_bound + (best.lower_bound / CLOSE).saturating_sub(LITTLE)
+/// Returns `true` if a set is so close to a bound that the search ends. In a small set every key counts.
+pub(super) fn close(size: usize, lower_bound: usize) -> bool {
+    let most = if lower_bound < CLOSE.1 { 0 } else { lower_bound / CLOSE.0 };
+    size <= lower_bound + most
 }
 
 /// Returns the number of keys outside a part that changed sides.

@@ -4,27 +4,13 @@ use super::problem::{Best, Problem};
 use super::search::SetSearch;
 use crate::error::Error;
 
-/// Inverse relative distance of a set from the lower bound above which the search starts again.
-const FAR: usize = 64;
-
 impl Problem<'_> {
     /// Finds a small set within the budgets of all rows of the program, and a lower bound; `max_keep` does not count.
     pub(super) fn search(&mut self) -> Result<Best, Error> {
         let mut best = self.all_visible();
         if self.frame.forced_count < best.size {
-            let search = SetSearch::new(self, &self.aims);
-            let mut found = search.improve(true, Some(&self.multipliers), &mut best)?;
-            // Multipliers of other rows may have been a bad start.
-            let warm = self.multipliers.iter().any(|a| *a > 0.0);
-            if warm && best.size - best.lower_bound > best.size / FAR {
-                let (mut again, size) = (best.clone(), best.size);
-                let cold = search.improve(true, None, &mut again)?;
-                if again.size < size {
-                    found = cold;
-                }
-                best = again;
-            }
-            self.multipliers = found;
+            let search = SetSearch::new(self, &self.aims)?;
+            self.multipliers = search.improve(true, Some(&self.multipliers), &mut best)?;
         }
         Ok(best)
     }
@@ -48,7 +34,7 @@ impl Problem<'_> {
             let middle = 0.5 * (low + high);
             let scaled: Vec<f64> = self.aims.iter().map(|e| e * middle.exp()).collect();
             let mut probe = self.all_visible();
-            start = SetSearch::new(self, &scaled).improve(true, Some(&start), &mut probe)?;
+            start = SetSearch::new(self, &scaled)?.improve(true, Some(&start), &mut probe)?;
             if probe.size <= self.frame.max_keep {
                 high = middle;
                 fitting = Some(probe);
@@ -62,7 +48,7 @@ impl Problem<'_> {
         let equal = vec![1.0; self.rows()];
         let alone = self.multipliers.iter().all(|a| *a <= 0.0);
         let multipliers = if alone { &equal } else { &self.multipliers };
-        for i in SetSearch::new(self, &self.aims).ranked(multipliers)? {
+        for i in SetSearch::new(self, &self.aims)?.ranked(multipliers)? {
             if size >= self.frame.max_keep {
                 break;
             }
@@ -80,7 +66,7 @@ impl Problem<'_> {
             .collect();
         let mut proof = self.all_visible();
         proof.size = usize::MAX;
-        SetSearch::new(self, &achieved).improve(false, None, &mut proof)?;
+        SetSearch::new(self, &achieved)?.improve(false, None, &mut proof)?;
         proof.lower_bound = proof.lower_bound.min(size);
         Ok(proof)
     }

@@ -14,7 +14,7 @@ const TRIALS: u32 = 24;
 const FIRST_ROWS: usize = 16;
 /// Rounds of exchanges, and keys that are tried in all of them, at least and for each key of the part.
 const EXCHANGES: usize = 8;
-const TRIED: (usize, usize) = (1 << 20, 16);
+const TRIED: (usize, usize) = (1 << 17, 16);
 /// Factor that covers the rounding of a part's weights.
 const ROUNDED: f64 = 1.0 + 1.0 / 4_194_304.0;
 
