@@ -91,5 +91,6 @@ pub use runtime::context::Context;
 pub use runtime::interrupt::interruptible;
 pub use runtime::workspace::Workspace;
 pub use select::{
-    CertifyOptions, MaxKeep, Options, Selection, certify, force_simd_level, select, simd_level,
+    CertifyOptions, Effort, MaxKeep, Options, Selection, certify, force_simd_level, select,
+    simd_level,
 };

@@ -361,6 +361,7 @@ def keep_set(
     max_keep: object,
     keep_first: object,
     keep_last: object,
+    effort: object,
     threads: object,
 ) -> Kept: ...
 
@@ -379,6 +380,7 @@ def keep_set_of_queries(
     keep_first: object,
     keep_last: object,
     block_size: object,
+    effort: object,
     threads: object,
 ) -> Kept: ...
 

@@ -25,6 +25,7 @@ def keep_set(
     max_keep: int | float | None = None,
     keep_first: int = 0,
     keep_last: int = 0,
+    effort: str = "default",
     threads: int | None = None,
 ) -> KeepSet:
     """Find a small set of keys that is within every row's budget at once, and bound the smallest.
@@ -45,6 +46,9 @@ def keep_set(
             worst ratio of tail mass to budget is made small, and status is OVER_BUDGET.
         keep_first: Positions at the start that are always kept.
         keep_last: Positions at the end that are always kept.
+        effort: How far the search goes: "default", to a set within 0.5 % of the lower bound, or
+            until the bound of many keys hardly grows (a small set is searched to the end); "fast",
+            to the first within 2 %; "thorough", until nothing improves, several times as long.
         threads: See `select`.
 
     Returns:
@@ -68,6 +72,7 @@ def keep_set(
         max_keep=max_keep,
         keep_first=keep_first,
         keep_last=keep_last,
+        effort=effort,
         threads=threads,
     )
 
@@ -83,6 +88,7 @@ def keep_set_of_queries(
     keep_first: int = 0,
     keep_last: int = 0,
     block_size: int = 1,
+    effort: str = "default",
     threads: int | None = None,
 ) -> KeepSet:
     """Do as `keep_set` for scores scale * q.k that are never held all at once.
@@ -108,6 +114,7 @@ def keep_set_of_queries(
         block_size: Keys are kept in whole blocks of so many neighbours, starting at position 0;
             the last one may be shorter, and of each what some query sees is kept. The number of
             blocks is made small.
+        effort: See `keep_set`.
         threads: See `select`.
 
     Returns:
@@ -136,6 +143,7 @@ def keep_set_of_queries(
         keep_first,
         keep_last,
         block_size,
+        effort,
         threads,
     )
     return KeepSet._of(found, status=Status(found.status))
@@ -163,6 +171,7 @@ def keep_set_of_inexact(
     max_keep: int | float | None = None,
     keep_first: int = 0,
     keep_last: int = 0,
+    effort: str = "default",
     threads: int | None = None,
 ) -> KeepSet:
     """Do as `keep_set` for scores that were computed with rounding; used by the jobs.
@@ -181,6 +190,7 @@ def keep_set_of_inexact(
         max_keep,
         keep_first,
         keep_last,
+        effort,
         threads,
     )
     return KeepSet._of(found, status=Status(found.status))

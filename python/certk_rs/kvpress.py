@@ -771,7 +771,19 @@ def _lost(call: _Call, b: int, kept: NDArray[np.bool_], threads: int | None) -> 
         queries = coerce.as_native_floats("q", query[head * size : (head + 1) * size])
         keys = coerce.as_native_floats("k", key[head : head + 1])
         found = _native.keep_set_of_queries(
-            [(queries, keys, scale)], 0.0, None, given, 0.0, 16, n - m, None, 0, 0, 1, threads
+            [(queries, keys, scale)],
+            0.0,
+            None,
+            given,
+            0.0,
+            16,
+            n - m,
+            None,
+            0,
+            0,
+            1,
+            "fast",
+            threads,
         )
         upper.append(found.tail_mass_upper.reshape(size, m))
     return np.concatenate(upper)

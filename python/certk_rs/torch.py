@@ -315,6 +315,7 @@ def keep_set(
     max_keep: int | float | None = None,
     keep_first: int = 0,
     keep_last: int = 0,
+    effort: str = "default",
     threads: int | None = None,
 ) -> KeepSet:
     """Find a small set of keys that is within every row's budget at once, and bound the smallest.
@@ -328,7 +329,7 @@ def keep_set(
     _need_tensors(scores=scores, mask=mask, lengths=lengths)
     read = (mask, lengths, kind, scale, causal_offset)
     chosen = (*_most(max_keep), keep_first, keep_last)
-    return KeepSet(*_operators.keep_set(scores, *_budget(eps), *read, *chosen, threads))
+    return KeepSet(*_operators.keep_set(scores, *_budget(eps), *read, *chosen, effort, threads))
 
 
 # ----------------------------------------------------------------------------------- attention

@@ -28,7 +28,7 @@ const HELD: usize = 1 << 29;
 /// differ. A row's scores are the real-number products of the stored vectors, times the scale. Rows far from their
 /// budgets are certified by f32 products, whose rounding is part of the proof; the others by f64 products.
 ///
-/// The options `max_keep`, `keep_first`, `keep_last`, `block_size` and `threads` apply. Positions are counted over the
+/// The options `max_keep`, `keep_first`, `keep_last`, `block_size`, `effort` and `threads` apply. Positions are counted over the
 /// keys that at least one counted row sees; others are never kept.
 ///
 /// With a `block_size`, whole blocks are kept, as few as possible; the last visible block may be shorter. Forced
@@ -100,7 +100,7 @@ pub fn keep_set_of_queries(
     if let Some(given) = rows.given {
         return source.judged(given);
     }
-    let found = rounds::solve(&source, &frame, threads)?;
+    let found = rounds::solve(&source, &frame, options.effort, threads)?;
     source.answer(found)
 }
 
@@ -114,6 +114,7 @@ fn judge(blocks: &[Block<'_>], rows: &QueryOptions<'_>, options: &Options) -> Re
         keep_first,
         keep_last,
         prove_minimal: _,
+        effort: _,
         threads: _,
     } = options;
     if min_keep > 1 {

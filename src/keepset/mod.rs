@@ -74,7 +74,7 @@ pub struct KeepSet {
 
 /// Finds one set of keys whose dropped mass is proven to be at most `eps` in every row, close to the smallest such set.
 ///
-/// The options `max_keep`, `keep_first`, `keep_last` and `threads` apply. Under `max_keep` the largest ratio of loss to
+/// The options `max_keep`, `keep_first`, `keep_last`, `effort` and `threads` apply. Under `max_keep` the largest ratio of loss to
 /// budget is made small. `keep_first` and `keep_last` count the positions visible to any row.
 ///
 /// Up to 256 rows are all weighed, of more rows only those that set a limit. A weighed row takes four bytes per score,
@@ -107,7 +107,7 @@ pub fn keep_set(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<K
     let asked = ends(&seen.visible, options.keep_first, options.keep_last);
     let max_keep = allowed_keys(options, visible, 0, scores, 0)?;
     let frame = Frame::new(seen, asked, max_keep)?;
-    Ok(KeepSet::of(rounds::solve(&source, &frame, threads)?))
+    Ok(KeepSet::of(rounds::solve(&source, &frame, options.effort, threads)?))
 }
 
 fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
@@ -123,6 +123,7 @@ fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
         keep_first: _,
         keep_last: _,
         prove_minimal: _, // of a set there is a lower bound instead
+        effort: _,
         threads: _,
     } = options;
     if block_size != 1 {

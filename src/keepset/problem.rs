@@ -7,7 +7,7 @@ use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
 use crate::numerics::certified_sums::{ErrorBound, SplitSums};
 use crate::runtime::memory::{check_memory, room};
 use crate::runtime::threads;
-use crate::select::RowWeights;
+use crate::select::{Effort, RowWeights};
 
 /// Relative error of a stored weight: three roundings to f32.
 const STORED: f64 = 1.0 / 4_194_304.0;
@@ -15,6 +15,9 @@ const STORED: f64 = 1.0 / 4_194_304.0;
 const AUDIT_MARGIN: f64 = 1e-6;
 /// Weights mixed and summed together: they stay in the second-level cache meanwhile.
 const BLOCK: usize = 1 << 16;
+/// Inverse relative distances from the lower bound at which a search ends, fast or not; and the bound from which it may
+/// if it is not. In a small set every key counts.
+const CLOSE: [(usize, usize); 2] = [(50, 0), (200, 2000)];
 /// Error of a product of f32 numbers, or of a step of their sum, where it underflows.
 const UNDERFLOW: f64 = f32::MIN_POSITIVE as f64 * f32::EPSILON as f64;
 /// Relative error of a factor that stands for a weight of a row: a rounding to f32, and three to f64.
@@ -40,8 +43,9 @@ pub(super) struct Problem<'a> {
     slack: Vec<ErrorBound>,
     /// Multipliers to continue from.
     pub(super) multipliers: Vec<f64>,
-    /// `true` to spend time on smaller sets.
+    /// `true` to spend time on exchanges.
     pub(super) thorough: bool,
+    pub(super) effort: Effort,
 }
 
 /// Row of a mixture: its reported weight, and the corresponding factor of its stored weights.
@@ -80,6 +84,7 @@ impl<'a> Problem<'a> {
             slack: Vec::new(),
             multipliers: Vec::new(),
             thorough: false,
+            effort: Effort::Default,
         })
     }
 
@@ -146,6 +151,17 @@ impl<'a> Problem<'a> {
 
     pub(super) fn rows(&self) -> usize {
         self.listed.len()
+    }
+
+    /// Returns `true` if a set is so close to a bound that the search ends.
+    pub(super) fn is_enough(&self, size: usize, lower_bound: usize) -> bool {
+        let (inverse, from) = match self.effort {
+            Effort::Fast => CLOSE[0],
+            Effort::Default => CLOSE[1],
+            Effort::Thorough => (1, usize::MAX),
+        };
+        let most = if lower_bound < from { 0 } else { lower_bound / inverse };
+        size <= lower_bound + most
     }
 
     /// Returns the number of columns in one part of a pass over that many rows.

@@ -8,12 +8,12 @@
 use super::frame::Frame;
 use super::problem::{Best, Problem};
 use super::repair::repair;
-use super::search::close;
 use super::source::Source;
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::runtime::interrupt;
 use crate::runtime::memory::{filled, list};
+use crate::select::Effort;
 
 /// Least and most rows that may join in a round; in between, as many as the program has.
 const JOIN: (usize, usize) = (16, 512);
@@ -64,7 +64,12 @@ impl Found {
 }
 
 /// Finds a set for all rows of a source.
-pub(super) fn solve<S: Source>(source: &S, frame: &Frame, threads: usize) -> Result<Found, Error> {
+pub(super) fn solve<S: Source>(
+    source: &S,
+    frame: &Frame,
+    effort: Effort,
+    threads: usize,
+) -> Result<Found, Error> {
     let rows = source.rows();
     if frame.visible.iter().all(|visible| !visible) {
         let none = vec![0.0; rows];
@@ -79,10 +84,12 @@ pub(super) fn solve<S: Source>(source: &S, frame: &Frame, threads: usize) -> Res
     }
     let mut ratios = list("scores", rows)?;
     ratios.resize(rows, 0.0);
+    let mut problem = Problem::new(frame, threads)?;
+    problem.effort = effort;
     let mut rounds = Rounds {
         source,
         frame,
-        problem: Problem::new(frame, threads)?,
+        problem,
         order: Spread::new(rows),
         ratios,
         bound: (0, Vec::new()),
@@ -225,7 +232,8 @@ impl<S: Source> Rounds<'_, S> {
                 }
             }
             let Some(found) = self.settle(best)? else { continue };
-            if thorough || close(found.size(), self.bound.0) {
+            let enough = self.problem.is_enough(found.size(), self.bound.0);
+            if thorough || enough || self.problem.effort == Effort::Fast {
                 return Ok(match settled {
                     Some((_, other))
                         if found.status != Status::Certified || other.size() <= found.size() =>

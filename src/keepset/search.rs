@@ -18,6 +18,7 @@ use crate::kernels::{LANES, padded_stride};
 use crate::runtime::ambient::asked_each;
 use crate::runtime::interrupt;
 use crate::runtime::memory::check_memory;
+use crate::select::Effort;
 
 /// Weights in the largest sample.
 const SAMPLE: usize = 1 << 20;
@@ -53,10 +54,10 @@ const FEW_ROWS: usize = 16;
 const LOWEST: f32 = 0.25;
 /// Inverse share of a set by which a walk's may be larger before keys beyond its part are dropped.
 const FEW: usize = 50;
-/// Inverse relative distance from the lower bound at which a search ends, and the bound from which it may.
-const CLOSE: (usize, usize) = (200, 2000);
 /// Inverse relative growth of the lower bound in a view below which more views hardly raise it.
 const SETTLED: usize = 2000;
+/// Keys that exchanges try at least, by default and with thorough effort.
+const EXCHANGES: [usize; 2] = [1 << 17, 1 << 20];
 /// Steps of a descent, and the excess over a budget at which it ends.
 const STEPS: (usize, f64) = (6, 3e-3);
 /// Factors of a mixture are at most this, so that nothing overflows.
@@ -170,10 +171,9 @@ impl<'p, 'a> SetSearch<'p, 'a> {
                 overshoot(self.limits(), (&view.mixed, &a), view.dropped, best)?;
             }
             let near_keys = self.near(&view, near(level));
-            // Few keys are soon searched to the end.
-            let known = close(best.size, best.lower_bound)
-                || level > AFTER_SAMPLE && best.lower_bound - bound <= best.lower_bound / SETTLED;
-            if best.size <= best.lower_bound || walks && near_keys.len() > WORTH_A_WALK && known {
+            if best.size <= best.lower_bound
+                || walks && self.ends(best, (level, bound), near_keys.len())
+            {
                 break;
             }
             bound = best.lower_bound;
@@ -185,7 +185,8 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             let last = level + 1 == LEVELS.len()
                 || level >= COARSE
                     && part.on_ramp(self.problem.simd, &a, LEVELS[level + 1].1) < FULL * active;
-            if walks && part.keys.len() <= WORTH_A_WALK {
+            let worth = last && self.problem.effort == Effort::Thorough;
+            if walks && (worth || part.keys.len() <= WORTH_A_WALK) {
                 self.walk(&view, &part, &a, best)?;
                 tried = Some(level);
                 interrupt::check()?;
@@ -211,6 +212,20 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             self.walk(&view, &part, &a, best)?;
         }
         Ok(a)
+    }
+
+    /// Returns `true` if a search ends at a view of a level, before `near` keys are looked at more closely, where the
+    /// last view had another lower bound.
+    fn ends(&self, best: &Best, (level, before): (usize, usize), near: usize) -> bool {
+        let settled = best.lower_bound - before <= best.lower_bound / SETTLED;
+        let known =
+            self.problem.is_enough(best.size, best.lower_bound) || level > AFTER_SAMPLE && settled;
+        match self.problem.effort {
+            Effort::Fast => known,
+            // Few keys are soon searched to the end.
+            Effort::Default => known && near > WORTH_A_WALK,
+            Effort::Thorough => false,
+        }
     }
 
     /// Returns the first multipliers, and the first level.
@@ -407,7 +422,12 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) -> Result<(), Error> {
         let (problem, frame) = (self.problem, self.problem.frame);
         let mixed = part.mixed(problem.simd, a);
-        let (dropped, left) = walk(part, (&mixed, a), &self.flushed, problem.thorough)?;
+        let exchanges = match problem.effort {
+            Effort::Thorough if problem.thorough => EXCHANGES[1],
+            Effort::Default if problem.thorough => EXCHANGES[0],
+            _ => 0,
+        };
+        let (dropped, left) = walk(part, (&mixed, a), &self.flushed, exchanges)?;
         let gone = (0..frame.columns()).filter(|&i| view.is_below(i)).count() + dropped.len();
         let size = frame.forced_count + frame.competing - gone;
         // Few keys beyond the part still fit.
@@ -471,12 +491,6 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         order.sort_by(|&i, &k| mixed[k as usize].total_cmp(&mixed[i as usize]).then(i.cmp(&k)));
         Ok(order)
     }
-}
-
-/// Returns `true` if a set is so close to a bound that the search ends. In a small set every key counts.
-pub(super) fn close(size: usize, lower_bound: usize) -> bool {
-    let most = if lower_bound < CLOSE.1 { 0 } else { lower_bound / CLOSE.0 };
-    size <= lower_bound + most
 }
 
 /// Returns the number of keys outside a part that changed sides.

@@ -12,9 +12,9 @@ use crate::runtime::threads;
 const TRIALS: u32 = 24;
 /// Rows that a key is compared with at a time; most are decided after the first of these.
 const FIRST_ROWS: usize = 16;
-/// Rounds of exchanges, and keys that are tried in all of them, at least and for each key of the part.
+/// Rounds of exchanges, and keys that are tried in all of them for each key of the part, if that is more than asked for.
 const EXCHANGES: usize = 8;
-const TRIED: (usize, usize) = (1 << 17, 16);
+const TRIED: usize = 16;
 /// Factor that covers the rounding of a part's weights.
 const ROUNDED: f64 = 1.0 + 1.0 / 4_194_304.0;
 
@@ -73,14 +73,14 @@ impl Walk {
 
     /// Takes dropped keys back, the heaviest first, where that makes room for two others, or for one that weighs less
     /// in the mixture.
-    fn exchange(&mut self, columns: &Columns, among: &[(f32, u32)], keys: usize) {
+    fn exchange(&mut self, columns: &Columns, among: &[(f32, u32)], keys: usize, tries: usize) {
         let mut gone = vec![false; keys];
         for &key in &self.dropped {
             gone[key as usize] = true;
         }
         let mut before = self.left.clone();
         let mut fitting = Vec::new();
-        let (mut tried, most) = (0, TRIED.0.max(TRIED.1 * keys));
+        let (mut tried, most) = (0, tries.max(TRIED * keys));
         for _ in asked_each(0..EXCHANGES) {
             let mut changed = false;
             let tight = Tight::new(columns, among, &self.left);
@@ -200,12 +200,12 @@ fn noise(trial: u64, key: u32) -> f32 {
 /// Returns the keys of a part to drop, as indices into it, and the remainder of each row's budget.
 ///
 /// `mixed` are their weights in the mixture, `flushed` is the bound on a weight of 0 in each row. Exchanges take time,
-/// so they run only if `thorough`.
+/// so a limit is given, and there are none if it is 0.
 pub(super) fn walk(
     part: &Part,
     (mixed, multipliers): (&[f32], &[f64]),
     flushed: &[f64],
-    thorough: bool,
+    exchanges: usize,
 ) -> Result<(Vec<u32>, Vec<f64>), Error> {
     // Rows that could lose the whole part set no limit.
     let loses_all = |j: usize| -> f64 {
@@ -265,8 +265,9 @@ pub(super) fn walk(
             best = walk;
         }
     }
-    if thorough {
-        best.exchange(&columns, &order[sure..(2 * end - sure).min(order.len())], part.keys.len());
+    if exchanges > 0 {
+        let among = &order[sure..(2 * end - sure).min(order.len())];
+        best.exchange(&columns, among, part.keys.len(), exchanges);
     }
     Ok(finish(&best.dropped, part, flushed))
 }

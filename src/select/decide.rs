@@ -98,6 +98,7 @@ impl SelectJob<'_> {
             keep_last,
             block_size,
             prove_minimal,
+            effort: _,
             threads: _,
         } = self.options;
         forced.find(scores.as_slice(), keys.visible, keep_first, keep_last)?;

@@ -26,7 +26,7 @@ mod weights;
 
 pub use batch::select;
 pub use certify::{CertifyOptions, certify};
-pub use options::{MaxKeep, Options};
+pub use options::{Effort, MaxKeep, Options};
 pub(crate) use scratch::Workspace;
 pub use selection::Selection;
 

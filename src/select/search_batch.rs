@@ -30,10 +30,18 @@ const ENTRIES: usize = 2048;
 pub(super) fn applies(job: &SelectJob<'_>) -> bool {
     let scores = job.scores;
     // Named one by one, so that a new option does not compile before it is decided here.
-    let &Options { min_keep, max_keep, keep_first, keep_last, block_size, prove_minimal, threads } =
-        job.options;
+    let &Options {
+        min_keep,
+        max_keep,
+        keep_first,
+        keep_last,
+        block_size,
+        prove_minimal,
+        effort,
+        threads,
+    } = job.options;
     // Rows left open are decided again one by one; threads were assigned before.
-    let _ = (prove_minimal, threads);
+    let _ = (prove_minimal, effort, threads);
     scores.kind != Kind::Probs
         && scores.scale > 0.0
         && block_size == 1

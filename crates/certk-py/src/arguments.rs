@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 
 use super::errors::CertkError;
-use certk_rs::{Kind, MaxKeep};
+use certk_rs::{Effort, Kind, MaxKeep};
 
 /// Returns an integer of any type, at least `least`; booleans are refused.
 pub(super) fn integer(name: &str, value: &Bound<'_, PyAny>, least: i64) -> PyResult<i64> {
@@ -109,6 +109,19 @@ pub(super) fn kind(value: &Bound<'_, PyAny>) -> PyResult<Kind> {
         "probs" => Ok(Kind::Probs),
         other => Err(CertkError::new_err(format!(
             "kind is {other:?}; use \"logits\", \"logprobs\" or \"probs\""
+        ))),
+    }
+}
+
+/// Returns how far a search goes.
+pub(super) fn effort(value: &Bound<'_, PyAny>) -> PyResult<Effort> {
+    match value.extract::<&str>() {
+        Ok("fast") => Ok(Effort::Fast),
+        Ok("default") => Ok(Effort::Default),
+        Ok("thorough") => Ok(Effort::Thorough),
+        _ => Err(CertkError::new_err(format!(
+            "effort is {}; pass \"fast\", \"default\" or \"thorough\"",
+            value.repr()?
         ))),
     }
 }

@@ -21,6 +21,7 @@ pub(super) fn keep_set<'py>(
     max_keep: Option<&Bound<'py, PyAny>>,
     keep_first: &Bound<'py, PyAny>,
     keep_last: &Bound<'py, PyAny>,
+    effort: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Kept> {
     let _modes = default_floats();
@@ -31,6 +32,7 @@ pub(super) fn keep_set<'py>(
         .max_keep(limit(max_keep)?)
         .keep_first(count("keep_first", keep_first, 0)?)
         .keep_last(count("keep_last", keep_last, 0)?)
+        .effort(arguments::effort(effort)?)
         .threads(arguments::threads(threads)?);
     let set = detached(py, || core::keep_set(&scores, budgets, &options))?;
     Kept::new(set, &scores, &eps).raise()
@@ -51,6 +53,7 @@ pub(super) fn keep_set_of_queries<'py>(
     keep_first: &Bound<'py, PyAny>,
     keep_last: &Bound<'py, PyAny>,
     block_size: &Bound<'py, PyAny>,
+    effort: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Kept> {
     let _modes = default_floats();
@@ -78,6 +81,7 @@ pub(super) fn keep_set_of_queries<'py>(
         .keep_first(count("keep_first", keep_first, 0)?)
         .keep_last(count("keep_last", keep_last, 0)?)
         .block_size(count("block_size", block_size, 1)?)
+        .effort(arguments::effort(effort)?)
         .threads(arguments::threads(threads)?);
     // One block's rows have the shape of its queries.
     let batch: Vec<usize> = match &blocks[..] {

@@ -27,7 +27,7 @@ OPTIONS = {
 }
 PANELS = {
     "How small": ("eps", "size", "size_bytes", "out_tol", "hot", "max_keep", "coverage"),
-    "Sets": ("granularity", "keep_first", "keep_last", "block_size", "holdout"),
+    "Sets": ("granularity", "keep_first", "keep_last", "block_size", "holdout", "effort"),
     "Inputs": ("names", "layout", "recursive"),
     "Outputs": ("out", "proof", "rest", "key_bits", "value_bits", "skip_existing", "force"),
     "The job": ("dry_run", "resume", "fail_fast", "strict", "jobs", "threads", "unit", "shard",

@@ -81,6 +81,7 @@ class Ask:
 
     options: Options
     eps: tuple[tuple[int, float], ...] = ()
+    effort: str = "default"
     bound_eps: float | None = None
     holdout: float = 0.0
     probes: tuple[float, ...] = ()
@@ -221,7 +222,7 @@ def _group(cache: Cache, members: list[_Member], ask: Ask, threads: int | None) 
     ) -> Solution:
         every = None if rows.all() else rows
         try:
-            return solve(blocks, eps, every, offset, options, threads)
+            return solve(blocks, eps, every, offset, options, ask.effort, threads)
         except CertkError as error:
             where = ", ".join(str(member.layer.index) for member in members)
             raise CertkError(f"{cache.path}: layer {where}: {error}") from None
@@ -241,7 +242,7 @@ def _group(cache: Cache, members: list[_Member], ask: Ask, threads: int | None) 
             return [Demands(layer, members[0].first, shares[None])]
         given = np.zeros(layer.n, np.bool_)
         given[: len(shares)] = dict(ask.hot)[layer.index, members[0].first].stays(shares)
-        solution = solve(blocks, limit, counted, offset, Options(), threads, given)
+        solution = solve(blocks, limit, counted, offset, Options(), ask.effort, threads, given)
         # Also where all are within their budgets: this set was not made to be small.
         solution = replace(solution, over=True)
     else:
@@ -380,6 +381,7 @@ def solve(
     counted: NDArray[np.bool_] | None,
     causal_offset: int | None,
     options: Options,
+    effort: str,
     threads: int | None,
     given: NDArray[np.bool_] | None = None,
 ) -> Solution:
@@ -391,6 +393,7 @@ def solve(
         counted: The rows (rows,) that the set must serve; the others are only certified.
         causal_offset: Query i sees the keys <= i + offset; None: all.
         options: Constraints of the set.
+        effort: How far the search goes; see `certk_rs.keep_set`.
         threads: The most threads, None for all.
         given: The keys (n,) that are kept, where that is decided already; the set is then only
             certified, and has no constraints.
@@ -414,6 +417,7 @@ def solve(
         options.keep_first,
         options.keep_last,
         options.block_size,
+        effort,
         threads,
     )
     return Solution(

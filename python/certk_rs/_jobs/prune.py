@@ -51,6 +51,7 @@ def prune(
     block_size: int = 1,
     coverage: float = 1.0,
     holdout: float = 0.0,
+    effort: str = "default",
     proof: str = "auto",
     rest: str = "drop",
     key_bits: int | None = None,
@@ -101,6 +102,8 @@ def prune(
         holdout: Share of the queries, in [0, 1), that is set aside in a trial: sets are made for
             the others, and `held_out` of their reports says how many of these lose more than the
             budget. The sets that are written are then made for all queries. It doubles the work.
+        effort: How far the search for small sets goes: "fast", "default" or "thorough"; see
+            `certk_rs.keep_set`.
         proof: How much of the proof is written: "full", "compact", "none", or "auto": full where
             that takes at most 2 % of the bytes of keys and values, else compact.
         rest: What there is of keys and values that are not kept, for later queries

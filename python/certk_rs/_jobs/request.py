@@ -301,6 +301,12 @@ class Request:
         said="With codes: 8 or 4 bits an entry of a value. Default: 8.",
         check=_one_of(VALUE_BITS),
     )
+    effort: str = _option(
+        "default",
+        said="How far the search for small sets goes: default, to 0.5 % above the lower bound or "
+        "where more hardly helps; fast, to 2 %; thorough, until nothing helps.",
+        choices=("fast", "default", "thorough"),
+    )
     names: str | None = _option(
         metavar="PATTERN",
         said="Names of the tensors: {i} for the layer, {key|value|query} with the three words in "

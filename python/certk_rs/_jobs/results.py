@@ -72,6 +72,7 @@ class FileReport:
     seconds: float
     rest: str = "drop"
     rest_bytes: int = 0
+    effort: str = "default"
     warnings: tuple[str, ...] = ()
     worst_at_least: float | None = None
     """With a size for a target: no distribution of so many keys has a smaller worst tail mass."""
@@ -116,7 +117,7 @@ class FileReport:
 # Fields of a report that its JSON has under the same name.
 _SAME = (
     *("name", "granularity", "block_size", "proof", "worst_at_least", "input_bytes"),
-    *("cache_bytes", "output_bytes", "proof_bytes", "rest", "rest_bytes", "seconds"),
+    *("cache_bytes", "output_bytes", "proof_bytes", "rest", "rest_bytes", "effort", "seconds"),
     "header_sha256",
 )
 # The same of a set.

@@ -120,7 +120,8 @@ def _choose(
         return found
 
     options = task.options
-    ask = Ask(options, _eps(task, task.layers), holdout=holdout)
+    effort = task.request.effort
+    ask = Ask(options, _eps(task, task.layers), effort, holdout=holdout)
     if options.hot:
         assert options.size is not None
         results = yield from results_of(units(task, replace(ask, demands=True), by_head))
@@ -273,6 +274,7 @@ def _report(
         input_bytes=task.input_bytes,
         cache_bytes=task.cache_bytes,
         rest=options.rest,
+        effort=task.request.effort,
         seconds=seconds,
         worst_at_least=found.bound_eps,
         **vars(written),
@@ -400,7 +402,7 @@ def _units_to_try(task: FileTask) -> list[Unit]:
     if task.shared:
         options = replace(options, granularity="layer")
     heads = (0, 1) if options.granularity == "head" else None
-    common = replace(_unit(task), ask=Ask(options, eps), heads=heads)
+    common = replace(_unit(task), ask=Ask(options, eps, task.request.effort), heads=heads)
     return [
         replace(common, layers=(each.index,), label=f"trying {task.source.name}") for each in layers
     ]

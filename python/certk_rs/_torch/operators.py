@@ -234,7 +234,7 @@ _KEEP_SET = (
     "Tensor? mask=None, Tensor? lengths=None, "
     'str kind="logits", float scale=1.0, int? causal_offset=None, '
     "int? max_keep=None, float? max_fraction=None, int keep_first=0, int keep_last=0, "
-    "int? threads=None"
+    'str effort="default", int? threads=None'
 )
 _VECTORS = "Tensor q, Tensor k, Tensor v"
 _ATTEND = (
