@@ -11,6 +11,7 @@ timed. Exit code 1 when a check fails.
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import sys
 import time
@@ -25,6 +26,7 @@ from bench_attention import EPS
 from harness import table
 from harness.clock import Work, in_turn
 from harness.decoders import fill, llama, sharpen
+from harness.levels import SECOND, beside
 from harness.table import Run
 from harness.verify import CheckFailedError
 
@@ -187,12 +189,12 @@ class Decoders:
             name: lambda model=model, cache=cache: self.step(model, cache)  # type: ignore[misc]
             for name, (model, cache, _) in entrants.items()
         }
-        times = in_turn(works, repeat)
+        times = in_turn(beside(works, "ours"), repeat)
         peer = min(("dynamic", "static"), key=times.median)
         text = f"{self.shape!s:27}{sigma:4g}{threads:3}{kept:7.3f}{scored:7.3f}"
         text += "".join(f"{1e3 / times.median(name):9.1f}" for name in entrants)
         ratio = times.ratio("ours", peer)[0]
-        text += f"{ratio:7.2f} "
+        text += f"{ratio:7.2f}{times.lower('ours', peer) or math.nan:7.2f} "
         for name in ("ours", peer):
             model, cache, implementation = entrants[name]
             shares, calls = Shares(), 5
@@ -225,11 +227,12 @@ def measure(run: Run) -> None:
     """Tell the table."""
     run.tell(
         "\nk/n of exact weights; share of keys that ours scores exactly; tokens per second; ratio "
-        "of the medians\nof a token's time, ours / the faster of dynamic and static; ms of a token "
-        "in attention, in the cache\n(with its index), and elsewhere, in a run of its own\n\n"
+        "of the medians\nof a token's time, ours / the faster of dynamic and static, and the same "
+        f"with ours at {SECOND};\nms of a token in attention, in the cache (with its index), and "
+        "elsewhere, in a run of its own\n\n"
         f"{'':27}{'sigma':>4}{'thr':>3}{'k/n':>6}{'exact':>7}{'ours':>9}{'exact':>9}{'dynamic':>9}"
         f"{'static':>9}"
-        f"{'ratio':>7} {'ours:':>6}{'attends':>8}{'caches':>8}{'rest':>8}{'peer:':>6}"
+        f"{'ratio':>7}{'lower':>7} {'ours:':>6}{'attends':>8}{'caches':>8}{'rest':>8}{'peer:':>6}"
     )
     for shape, targets in shapes(run):
         decoders = Decoders(shape)

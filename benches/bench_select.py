@@ -13,17 +13,18 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from harness import machine, table
+from harness import levels, machine, table
 from harness.clock import LEAST_REPEAT
 from harness.report import Entry, as_json, machine_text, section_text, summary
 from harness.verify import CheckFailedError
-from sections import given, growth, levels, long_rows, shapes, short_rows, threads
+from sections import given, growth, long_rows, shapes, short_rows, threads
+from sections import levels as levels_section
 from sections.settings import Settings
 
 HERE = Path(__file__).resolve().parent
 FIGURE = HERE.parent / "docs" / "figures" / "growth.png"
 MODULES: tuple[ModuleType, ...] = (
-    long_rows, short_rows, threads, levels, growth, shapes, given,
+    long_rows, short_rows, threads, levels_section, growth, shapes, given,
 )  # fmt: skip
 ORDER = ("S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "P", "G1", "G2", "A", "M", "C", "K")
 TITLES: dict[str, str] = {name: title for part in MODULES for name, title in part.SECTIONS.items()}
@@ -87,7 +88,8 @@ def whole_table(where: dict[str, str], entries: list[Entry], failures: list[str]
     parts = [machine_text(where)]
     parts.append(
         "Times in ns per score (medians), eps 0.01; ratio = ours / peer; quartiles of the ratio\n"
-        "within a repetition; kept = mean k / n; peer's = rows on which the peer was timed."
+        "within a repetition; kept = mean k / n; peer's = rows on which the peer was timed;\n"
+        f"lower = the ratio with certk_rs at {levels.SECOND}, in the same repetitions."
     )
     parts += [section_text(name, TITLES[name], entries) for name in present]
     parts += failures

@@ -7,10 +7,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .levels import level, named
 from .rows import Array, Rng
 
 Work = Callable[[], object]
@@ -27,6 +28,7 @@ class Entrant:
 
     `bind` takes the array at its place in memory, outside the time that counts. Entrants with
     the same `rows` object read the same memory. `take` is how many of the rows this one gets.
+    `level` is an instruction level of certk_rs that is forced meanwhile.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Entrant:
     bind: Bind
     take: int
     scores: float
+    level: str | None = None
 
     @staticmethod
     def of(name: str, rows: Array, bind: Bind, most: int | None = None) -> Entrant:
@@ -41,6 +44,10 @@ class Entrant:
         total, n = rows.shape
         take = total if most is None else min(total, max(most // n, 1))
         return Entrant(name, rows, bind, take, take * n)
+
+    def at(self, name: str) -> Entrant:
+        """The same at a level."""
+        return replace(self, name=named(self.name, name), level=name)
 
 
 class Arena:
@@ -90,6 +97,13 @@ class Times:
         low, _, high = statistics.quantiles((one / other for one, other in pairs), n=4)
         return self.median(ours) / self.median(peer), low, high
 
+    def lower(self, ours: str, peer: str) -> float | None:
+        """Ratio of the medians at the second level, where ours was measured there, too."""
+        if named(ours) not in self.readings:
+            return None
+        other = named(peer) if named(peer) in self.readings else peer
+        return self.median(named(ours)) / self.median(other)
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -138,10 +152,11 @@ def contest(entrants: Sequence[Entrant], repeat: int, *, rest: float = 0.0, seed
                 work = entrant.bind(placed[id(entrant.rows)][: entrant.take])
                 if rest:
                     time.sleep(rest)
-                if repetition < 0:
-                    once = min(seconds(work, 1), seconds(work, 1))
-                    calls[entrant.name] = int(min(max(SHORTEST / once, 1), 10_000))
-                else:
-                    spent = seconds(work, calls[entrant.name])
-                    readings[entrant.name].append(spent / entrant.scores * 1e9)
+                with level(entrant.level):
+                    if repetition < 0:
+                        once = min(seconds(work, 1), seconds(work, 1))
+                        calls[entrant.name] = int(min(max(SHORTEST / once, 1), 10_000))
+                    else:
+                        spent = seconds(work, calls[entrant.name])
+                        readings[entrant.name].append(spent / entrant.scores * 1e9)
     return Times(readings)

@@ -14,8 +14,12 @@ from pathlib import Path
 
 import certk_rs as ck
 
+from . import levels
+
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("certk-rs", "numpy", "torch", "transformers", "scipy")
+PACKAGES = ("certk-rs", "numpy", "torch", "transformers", "scipy", "onnx", "onnxruntime")
+# Commits of x86-simd-sort in NumPy's releases, from its git; NumPy itself does not tell.
+SORTS = dict.fromkeys(("2.4.3", "2.4.4", "2.4.5", "2.4.6", "2.5.0", "2.5.1"), "5adb33411f3c")
 FLAGS = re.compile(r"^(sse4_2|avx.*|fma|f16c|bmi2|asimd.*|sve.*)$")
 
 
@@ -94,10 +98,11 @@ def describe() -> dict[str, str]:
         "cpu": cpu(),
         "cores": str(cores()),
         "instruction sets": " ".join(sets) or "unknown",
-        "level of certk_rs": ck.simd_level(),
+        "level of certk_rs": f"{levels.BEST}; lower: {levels.SECOND}",
         "level of torch": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
+        "x86-simd-sort": f"{SORTS.get(_version('numpy'), 'that of numpy')}, in numpy",
         "rustc": _output("rustc", "--version") or "unknown",
         "real rows": "examples/data" + (" and CERTK_DATA" if os.environ.get("CERTK_DATA") else ""),
         "load average at the start": load(),

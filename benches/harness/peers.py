@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import ort
 from .clock import Arena, Bind, Work
 from .rows import Array, Rng
 from .verify import CheckFailedError
@@ -100,6 +101,16 @@ def topk(k: int) -> Bind:
     return bind
 
 
+def partition(k: int) -> Bind:
+    """`numpy.partition` told k: the k largest values, and not where they are."""
+
+    def bind(rows: Array) -> Work:
+        at = min(rows.shape[-1] - k, rows.shape[-1] - 1)
+        return lambda: np.partition(rows, at, axis=-1)
+
+    return bind
+
+
 def argpartition(k: int) -> Bind:
     """`numpy.argpartition` told k."""
 
@@ -156,6 +167,13 @@ def check_peers(rows: Array, k: Array, eps: float) -> None:
     parted: Any = argpartition(told)(row)()
     if not np.array_equal(np.sort(row[0][parted[0, n - told :]]), best):
         raise CheckFailedError("numpy.argpartition does not hold the k largest")
+    values: Any = partition(told)(row)()
+    if not np.array_equal(np.sort(values[0, n - told :]), best):
+        raise CheckFailedError("numpy.partition does not hold the k largest")
+    if ort.HERE:
+        topmost: Any = ort.topk(told)(row)()
+        if not np.array_equal(np.sort(topmost.copy_outputs_to_cpu()[0][0]), best):
+            raise CheckFailedError("ONNX Runtime's TopK does not hold the k largest")
     counted: Any = top_p(eps)(row)()
     warped: Any = warper(eps)(row)()
     # Their sums are float32, so their k need not be ours, but it is near.

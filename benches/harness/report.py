@@ -1,4 +1,4 @@
-"""A line of the table, and the table: plain text that fits 100 columns."""
+"""A line of the table, and the table: plain text of WIDTH columns at most."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .clock import Times
 
-WIDTH = 100
+WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Line:
     """One comparison: `ours` and `peer` in ns per score, `ratio` of the two and its target.
 
     `low` and `high` are quartiles of the ratio within a repetition. `peer_rows` says on how many
-    of the rows the peer was timed. `kept` is the mean k / n. None: does not apply.
+    of the rows the peer was timed. `kept` is the mean k / n. `lower` is the ratio at the second
+    level of `harness/levels.py`. None: does not apply.
     """
 
     section: str
@@ -33,6 +34,7 @@ class Line:
     peer: float | None = None
     low: float | None = None
     high: float | None = None
+    lower: float | None = None
 
     @property
     def mark(self) -> str:
@@ -70,7 +72,7 @@ def compare(
     ratio, low, high = times.ratio(ours, peer)
     return Line(
         section, label, ratio, target, n, rows, peer_rows, kept,
-        times.median(ours), times.median(peer), low, high,
+        times.median(ours), times.median(peer), low, high, times.lower(ours, peer),
     )  # fmt: skip
 
 
@@ -89,9 +91,9 @@ def digits(value: float | None, many: int = 3) -> str:
     return f"{value:.{max(0, many - 1 - math.floor(math.log10(value)))}f}"
 
 
-_COLUMNS = "{:<24}{:>9}{:>6}{:>7}{:>6}{:>8}{:>8}{:>8}{:>12}{:>12}"
+_COLUMNS = "{:<34}{:>9}{:>6}{:>7}{:>6}{:>8}{:>8}{:>8}{:>14}{:>8}{:>12}"
 HEADER = _COLUMNS.format(
-    "", "n", "rows", "peer's", "kept", "ours", "peer", "ratio", "quartiles", "target"
+    "", "n", "rows", "peer's", "kept", "ours", "peer", "ratio", "quartiles", "lower", "target"
 )
 
 
@@ -109,6 +111,7 @@ def row_text(line: Line) -> str:
         digits(line.peer),
         digits(line.ratio),
         spread,
+        digits(line.lower),
         target,
     ).rstrip()
 
@@ -121,6 +124,10 @@ def section_text(name: str, title: str, entries: Iterable[Entry]) -> str:
     text = wrap(f"{name}  {title}", WIDTH, subsequent_indent="    ")
     text += [HEADER] if lines else []
     text += [row_text(line) for line in lines]
+    timed = sorted((line for line in lines if line.ours is not None), key=lambda line: line.ratio)
+    if len(timed) > 1:
+        ends = [f"{digits(one.ratio)} ({one.label}, n = {one.n})" for one in (timed[0], timed[-1])]
+        text += wrap(f"best {ends[0]}; worst {ends[1]}", WIDTH)
     for note in notes:
         text += wrap(note.text, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(text)

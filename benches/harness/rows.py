@@ -43,9 +43,15 @@ def student(rng: Rng, rows: int, n: int, nu: float = 3.0) -> F32:
     return rng.standard_t(nu, (rows, n)).astype(np.float32)
 
 
-def products(rng: Rng, rows: int, n: int, d: int = 32, sigma: float = 3.0) -> F32:
-    """Queries times keys, both normal, of d dimensions: rows that share their keys."""
-    query = rng.standard_normal((rows, d)) * sigma
+def products(
+    rng: Rng, rows: int, n: int, d: int = 32, sigma: float = 3.0, alike: float = 0.0
+) -> F32:
+    """Queries times keys, both normal, of d dimensions: rows that share their keys.
+
+    `alike` is the part of a query's variance that is a mean of all: the rows' correlation.
+    """
+    query = rng.standard_normal((rows, d)) * (1 - alike) ** 0.5
+    query = sigma * (query + rng.standard_normal(d) * alike**0.5)
     key = rng.standard_normal((n, d))
     scores: F32 = (query @ key.T / np.sqrt(d)).astype(np.float32)
     return scores

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
-from . import machine
+from . import levels, machine
 from .clock import LEAST_REPEAT, Times
 from .report import machine_text
 from .verify import CheckFailedError
@@ -39,13 +39,16 @@ def ratio_line(
     """Return a line with the ratio of two medians, its quartiles, the target and a verdict."""
     ratio, low, high = times.ratio(ours, peer)
     goal = "" if target is None else f"<={target:.2f} {'ok' if ratio <= target else 'MISS'}"
-    spread = f"{low:.2f}-{high:.2f}"
-    return f"{label:46} {peer:12} {ratio:6.3f} {spread:>11} {goal:11} {rest}".rstrip()
+    spread, lower = f"{low:.2f}-{high:.2f}", times.lower(ours, peer)
+    lowered = "" if lower is None else f"{lower:.3f}"
+    line = f"{label:56} {peer:12} {ratio:6.3f} {spread:>11} {lowered:>6} {goal:11} {rest}"
+    return line.rstrip()
 
 
 HEADER = (
-    "\nRatios of medians, ours / peer's, and quartiles of the ratio within a repetition\n\n"
-    f"{'':46} {'peer':12} {'ratio':>6} {'quartiles':>11} target"
+    "\nRatios of medians, ours / peer's, and quartiles of the ratio within a repetition; lower: "
+    f"the ratio at {levels.SECOND}\n\n"
+    f"{'':56} {'peer':12} {'ratio':>6} {'quartiles':>11} {'lower':>6} target"
 )
 
 

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 import certk_rs as ck
 from harness import peers, rows
-from harness.clock import Entrant, Work
-from harness.report import Entry, compare
+from harness.clock import LEAST_REPEAT, Entrant, Work
+from harness.report import Entry, Line, Note, compare
 from harness.verify import check_certificate, check_keep_set
 
-from .settings import EPS, Settings, checked, ours, share
+from .settings import EPS, FLAT, PEAKED, Settings, checked, ours, share
 
 SECTIONS = {
-    "C": "certify ('ours') / select of the same rows ('peer'), Gaussian rows of sigma 3",
-    "K": "keep_set at eps 0.05 / exp of every score of the same rows, into an output that exists",
+    "C": "certify ('ours') / select of the same rows ('peer')",
+    "K": "keep_set at eps 0.05 / exp of every score of the same rows, into an output that exists; "
+    "'gap': keys above the least number that is proven to be needed / that number",
 }
 TARGET = 1.0
 LENGTHS = (512, 4096, 131072, 1 << 20)
 SHARED_EPS = 0.05
+QUICK = 1 << 17  # the longest row of a quick run
+ALIKE = 0.9
 
 
-def judged(settings: Settings, n: int) -> Iterator[Entry]:
-    """C at one length: a selection, and the same set as a mask."""
-    scores = rows.gaussian(np.random.default_rng(n), rows.count(n, settings.scores // 2), n)
-    many = len(scores)
+def judged(settings: Settings, label: str, scores: rows.F32) -> Iterator[Entry]:
+    """C on one batch: a selection, and the same set as a mask."""
+    many, n = scores.shape
     sel = checked(scores)
     mask = sel.to_mask()
     for keep in (sel, mask):
@@ -46,8 +49,8 @@ def judged(settings: Settings, n: int) -> Iterator[Entry]:
     times = settings.contest(entrants)
     for entrant, target in zip(entrants[1:], (TARGET, None), strict=True):
         yield compare(
-            "C", entrant.name, times, entrant.name, "select", target=target, n=n, rows=many,
-            peer_rows=many, kept=share(sel, n),
+            "C", f"{entrant.name}, {label}", times, entrant.name, "select", target=target, n=n,
+            rows=many, peer_rows=many, kept=share(sel, n),
         )  # fmt: skip
 
 
@@ -66,6 +69,9 @@ def shared(settings: Settings, label: str, scores: rows.F32) -> Iterator[Entry]:
         Entrant.of("numpy.exp", scores, peers.numpy_exp()),
     ]
     times = settings.contest(entrants)
+    yield Line(
+        "K", f"{label}: gap", found.k / found.lower_bound - 1, n=n, rows=many, kept=found.k / n,
+    )  # fmt: skip
     for entrant in entrants[1:]:
         yield compare(
             "K", f"{label}: {entrant.name}", times, "keep_set", entrant.name, n=n, rows=many,
@@ -77,10 +83,27 @@ def run(settings: Settings) -> Iterator[Entry]:
     """C and K."""
     if settings.wants("C"):
         for n in settings.lengths(*LENGTHS):
-            yield from judged(settings, n)
+            many = rows.count(n, settings.scores // 2)
+            for sigma in (FLAT, 3.0, PEAKED):
+                made = rows.gaussian(np.random.default_rng(n), many, n, sigma)
+                yield from judged(settings, f"sigma {sigma:g}", made)
+        yield from judged(settings, "real", rows.real())
     if settings.wants("K"):
         rng = np.random.default_rng(15)
         yield from shared(settings, "real head", rows.real()[:32])
         for many, n in ((128, 4096), (32, 32768)):
             if n <= settings.longest:
                 yield from shared(settings, "q.k, d = 32", rows.products(rng, many, n))
+        # Seconds each: no more readings than must be.
+        few = replace(settings, repeat=LEAST_REPEAT)
+        n, counts = (32768, (64, 256, 512)) if settings.longest > QUICK else (1024, (64, 256))
+        for many in counts:
+            for sigma in (4.0, 5.0):
+                made = rows.gaussian(rng, many, n, sigma)
+                yield from shared(few, f"independent {sigma:g}", made)
+            yield from shared(few, "one mean, q.k", rows.products(rng, many, n, 128, 4.0, ALIKE))
+        yield Note(
+            "K",
+            "'independent': Gaussian rows of this sigma. 'q.k': queries and keys are Gaussian; "
+            f"with 'one mean', two rows have a correlation of {ALIKE}.",
+        )

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness import peers, rows
+from harness import ort, peers, rows
 from harness.clock import Bind, Entrant
 from harness.machine import cores
 from harness.report import Entry, Line, Note, compare, mean
 
-from .settings import EPS, MIDDLING, SLOW, Settings, checked, ours, share
+from .settings import EPS, FLAT, MIDDLING, PEAKED, SLOW, Settings, checked, ours, share
 
 SECTIONS = {
     "S1": "select / torch.softmax(out=), which selects nothing; one thread unless said",
     "S2": "select / torch softmax + sort + cumsum (top-p)",
     "S3": "select / torch.topk told k",
     "S4": "select / numpy.argpartition told k",
-    "P": "select / other peers on Gaussian rows of sigma 3",
+    "P": "select / other peers on flat and peaked Gaussian rows and on real ones; TopK and "
+    "numpy.partition are told k",
 }
 TARGETS = {"S1": 1.0, "S2": 1 / 50, "S3": 1 / 10, "S4": 1 / 2}
 MEAN = 0.8
@@ -44,12 +45,12 @@ def cases(settings: Settings) -> Iterator[Case]:
         many = rows.count(n, settings.scores)
         for sigma in SIGMAS:
             made = rows.gaussian(rng, many, n, sigma)
-            yield Case(f"Gaussian, sigma {sigma:g}", made, plain=sigma == 3.0)
+            yield Case(f"Gaussian, sigma {sigma:g}", made, plain=sigma in (FLAT, PEAKED))
         if n in (4096, 131072):
             yield Case("Laplace, scale 1.5", rows.laplace(rng, many, n), has_target=False)
             yield Case("Student t, nu 3", rows.student(rng, many, n), has_target=False)
     for queries in (8, 32):
-        yield Case(f"real, {queries} joined", rows.real_joined(queries))
+        yield Case(f"real, {queries} joined", rows.real_joined(queries), plain=queries == 32)
     long = rows.real_long()
     if long is not None and settings.lengths(long.shape[1]):
         yield Case("real keys, 64 queries", long[:: max(long.size // settings.scores, 1)])
@@ -74,16 +75,21 @@ def measure(case: Case, settings: Settings) -> Iterator[Line]:
     enter("S3", peers.topk(k), most=MIDDLING)
     enter("S4", peers.argpartition(k), most=MIDDLING)
     if case.plain:
-        enter("P", peers.softmax, "torch.softmax, allocates")
-        enter("P", peers.scipy_softmax, "scipy.special.softmax", MIDDLING)
+        enter("P", peers.softmax, "torch.softmax")
+        enter("P", peers.scipy_softmax, "scipy softmax", MIDDLING)
         enter("P", peers.warper(EPS), "TopPLogitsWarper", SLOW)
+        enter("P", peers.partition(k), "numpy.partition", MIDDLING)
+        if ort.HERE:
+            enter("P", ort.topk(k), "ORT TopK", MIDDLING)
     times = settings.contest(entrants.values())
     for name, entrant in entrants.items():
         if name != "select":
             section = name if name in SECTIONS else "P"
             yield compare(
                 section,
-                case.label if section == name else name,
+                case.label
+                if section == name
+                else f"{name}, {case.label.removeprefix('Gaussian, ')}",
                 times,
                 "select",
                 name,
@@ -103,7 +109,7 @@ def two_threads(case: Case, settings: Settings) -> Line:
         Entrant.of("peer", case.scores, peers.softmax_out()),
     ]
     times = settings.contest(entrants, threads=2)
-    label = "sigma 3, 2 threads"
+    label = f"{case.label}, 2 threads"
     return compare("S1", label, times, "select", "peer", n=n, rows=many, peer_rows=many)
 
 
@@ -122,6 +128,10 @@ def run(settings: Settings) -> Iterator[Entry]:
             yield line
         if case.plain and settings.wants("S1") and cores() > 1:
             threaded.append(two_threads(case, settings))
+    if settings.wants("P"):
+        yield Note("P", "torch.softmax allocates its result here; ORT is ONNX Runtime.")
+        if not ort.HERE:
+            yield Note("P", ort.MISSING)
     if settings.wants("S1"):
         yield mean("S1", "mean of the above", judged, MEAN)
         yield from threaded

@@ -12,7 +12,7 @@ from harness.clock import Bind, Entrant, Work
 from harness.report import Entry, Note, compare
 from harness.verify import check_selection
 
-from .settings import EPS, Settings, checked, ours, share
+from .settings import EPS, FLAT, PEAKED, Settings, checked, ours, share
 
 SECTIONS = {
     "A": "select on hostile rows ('ours') / on Gaussian rows of sigma 3 of the same n ('peer')",
@@ -62,10 +62,10 @@ def _with(name: str, scores: rows.F32, shown: rows.Array, bind: Bind) -> Entrant
     return Entrant(name, scores, bind, len(scores), int(shown.sum()))
 
 
-def masked(settings: Settings, many: int, n: int) -> Iterator[Entry]:
+def masked(settings: Settings, many: int, n: int, sigma: float) -> Iterator[Entry]:
     """Masks, lengths and ragged rows, about half of the scores visible."""
     rng = np.random.default_rng(11)
-    scores = rows.gaussian(rng, many, n)
+    scores = rows.gaussian(rng, many, n, sigma)
     everything = np.ones_like(scores, dtype=np.bool_)
     half = rng.random((many, n)) < 0.5
     lengths = rng.integers(1, n + 1, many)
@@ -80,19 +80,19 @@ def masked(settings: Settings, many: int, n: int) -> Iterator[Entry]:
         _with("mask=, additive, lowest", scores, half, ours(mask=lowest)),
         _with("lengths=, uniform", scores, prefix, ours(lengths=lengths)),
     ]
-    yield from compared(settings, entrants, n)
+    yield from compared(settings, entrants, n, sigma)
 
 
-def ragged(settings: Settings, many: int, n: int) -> Iterator[Entry]:
+def ragged(settings: Settings, many: int, n: int, sigma: float) -> Iterator[Entry]:
     """One flat buffer of rows of n / 2 to 3 n / 2 scores."""
     rng = np.random.default_rng(12)
     lengths = rng.integers(n // 2, n + n // 2, many)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    flat = rows.gaussian(rng, 1, int(indptr[-1]))
+    flat = rows.gaussian(rng, 1, int(indptr[-1]), sigma)
     padded = np.full((many, int(lengths.max())), -np.inf, dtype=np.float32)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat[0]
     check_selection(padded, ck.select(flat[0], EPS, indptr=indptr, threads=1), EPS)
-    plain = rows.gaussian(rng, many, n)
+    plain = rows.gaussian(rng, many, n, sigma)
     checked(plain)
 
     def bind(placed: rows.Array) -> Work:
@@ -102,25 +102,25 @@ def ragged(settings: Settings, many: int, n: int) -> Iterator[Entry]:
         Entrant.of("plain", plain, ours()),
         Entrant("indptr=, ragged", flat, bind, 1, flat.size),
     ]
-    yield from compared(settings, entrants, n)
+    yield from compared(settings, entrants, n, sigma)
 
 
-def causal(settings: Settings, n: int) -> Iterator[Entry]:
+def causal(settings: Settings, n: int, sigma: float) -> Iterator[Entry]:
     """A square of which the lower triangle is visible."""
-    scores = rows.gaussian(np.random.default_rng(13), n, n)
+    scores = rows.gaussian(np.random.default_rng(13), n, n, sigma)
     everything = np.ones_like(scores, dtype=np.bool_)
     entrants = [
         _with("plain", scores, everything, ours()),
         _with("causal_offset=0, square", scores, np.tril(everything), ours(causal_offset=0)),
     ]
-    yield from compared(settings, entrants, n)
+    yield from compared(settings, entrants, n, sigma)
 
 
-def strided(settings: Settings, many: int, n: int) -> Iterator[Entry]:
+def strided(settings: Settings, many: int, n: int, sigma: float) -> Iterator[Entry]:
     """Rows that lie apart in memory, and rows that must be copied since their scores lie apart."""
     rng = np.random.default_rng(14)
-    scores = rows.gaussian(rng, many, n)
-    wide = np.concatenate([scores, rows.gaussian(rng, many, 272)], axis=1)
+    scores = rows.gaussian(rng, many, n, sigma)
+    wide = np.concatenate([scores, rows.gaussian(rng, many, 272, sigma)], axis=1)
     across = np.ascontiguousarray(scores.T)
 
     def apart(placed: rows.Array) -> Work:
@@ -138,17 +138,17 @@ def strided(settings: Settings, many: int, n: int) -> Iterator[Entry]:
         Entrant("row stride n + 272", wide, apart, many, scores.size),
         Entrant("transposed, copied", across, turned, n, scores.size),
     ]
-    yield from compared(settings, entrants, n)
+    yield from compared(settings, entrants, n, sigma)
 
 
-def compared(settings: Settings, entrants: list[Entrant], n: int) -> Iterator[Entry]:
+def compared(settings: Settings, entrants: list[Entrant], n: int, sigma: float) -> Iterator[Entry]:
     """Every entrant against the first; reported without a target."""
     times = settings.contest(entrants)
     plain = entrants[0]
     for entrant in entrants[1:]:
         yield compare(
-            "M", entrant.name, times, entrant.name, plain.name, n=n, rows=plain.take,
-            peer_rows=plain.take,
+            "M", f"{entrant.name}, sigma {sigma:g}", times, entrant.name, plain.name, n=n,
+            rows=plain.take, peer_rows=plain.take,
         )  # fmt: skip
 
 
@@ -160,7 +160,8 @@ def run(settings: Settings) -> Iterator[Entry]:
         yield Note("A", "Masked scores are charged like visible ones: the row costs what it costs.")
     if settings.wants("M"):
         many = rows.count(N, settings.scores // 2)
-        yield from masked(settings, many, N)
-        yield from ragged(settings, many, N)
-        yield from causal(settings, SQUARE)
-        yield from strided(settings, many, N)
+        for sigma in (FLAT, PEAKED):
+            yield from masked(settings, many, N, sigma)
+            yield from ragged(settings, many, N, sigma)
+            yield from causal(settings, SQUARE, sigma)
+            yield from strided(settings, many, N, sigma)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 
@@ -11,9 +12,9 @@ from harness.clock import Entrant
 from harness.machine import cores
 from harness.report import Entry, Note, compare
 
-from .settings import Settings, checked, ours, share
+from .settings import FLAT, PEAKED, Settings, checked, ours, share
 
-SECTIONS = {"S6": "select on two threads ('ours') / on one ('peer'), Gaussian rows of sigma 3"}
+SECTIONS = {"S6": "select on two threads ('ours') / on one ('peer'), Gaussian rows"}
 TARGET = 0.55
 SHAPES = ((4096, 512), (512, 4096), (64, 32768), (1, 1 << 20))
 WITH_TARGET = ((64, 32768), (1, 1 << 20))
@@ -27,16 +28,16 @@ def run(settings: Settings) -> Iterator[Entry]:
         yield Note("S6", "Left out: one processor.")
         return
     rng = np.random.default_rng(8)
-    for shape in SHAPES:
+    for shape, sigma in product(SHAPES, (FLAT, 3.0, PEAKED)):
         many, n = shape
         if n > settings.longest:
             continue
-        scores = rows.gaussian(rng, many, n)
+        scores = rows.gaussian(rng, many, n, sigma)
         sel = checked(scores)
         entrants = [Entrant.of(str(t), scores, ours(threads=t)) for t in (1, 2)]
         yield compare(
             "S6",
-            f"{many} row{'s' if many > 1 else ''}",
+            f"{many} row{'s' if many > 1 else ''}, sigma {sigma:g}",
             settings.contest(entrants),
             "2",
             "1",

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 import bench_attention
 import bench_select
-from harness import peers, rows, table
+from harness import levels, ort, peers, rows, table
 from harness.clock import LEAST_REPEAT, Arena, Entrant, Times, contest, in_turn
 from harness.report import HEADER, WIDTH, Line, Note, mean, row_text, section_text, summary
 from harness.verify import CheckFailedError, check_keep_set, check_selection
@@ -153,6 +153,35 @@ def test_works_are_timed_in_turn() -> None:
     assert len(rounds) == LEAST_REPEAT + 1
     assert all(set(each) == set("abc") for each in rounds)
     assert len(set(rounds)) > 1
+
+
+@pytest.mark.skipif(levels.SECOND is None, reason="one level")
+def test_ours_is_timed_at_a_second_level_too() -> None:
+    seen: list[str] = []
+    works = {name: lambda: seen.append(ck.simd_level()) for name in ("a", "b")}
+    both = levels.beside(works, "a")
+    assert list(both) == ["a", "b", levels.named("a")]
+    for work in both.values():
+        work()
+    assert seen == [levels.BEST, levels.BEST, levels.SECOND]
+    assert ck.simd_level() == levels.BEST
+    times = Times({"a": [1.0, 1.0], "b": [4.0, 4.0], levels.named("a"): [2.0, 2.0]})
+    assert times.lower("a", "b") == 0.5
+    assert times.lower("b", "a") is None
+    levels.agree("equal", lambda: 1.0)
+    with pytest.raises(CheckFailedError, match="unequal differs"):
+        levels.agree("unequal", lambda: float(ck.simd_level() == levels.BEST))
+
+
+def test_onnx_runtime_does_what_it_is_timed_for() -> None:
+    if not ort.HERE:
+        pytest.skip(ort.MISSING)
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((2, many, 64), dtype=np.float32) for many in (3, 50, 50))
+    weights = np.exp(q @ k.swapaxes(1, 2) / 8)
+    exact = weights / weights.sum(-1, keepdims=True) @ v
+    found = ort.int8_attention(q, k, v)()
+    assert np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)
 
 
 def test_a_line_judges_the_ratio_of_medians() -> None:
