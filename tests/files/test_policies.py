@@ -206,6 +206,7 @@ def one_job(seed: int, folder: Path) -> None:
         "holdout": float(rng.choice([0.0, 0.3])) if m > 1 else 0.0,
         "proof": str(rng.choice(["auto", "full"])),
         "unit": str(rng.choice(["auto", "head"])),
+        "effort": str(rng.choice(["fast", "default", "thorough"])),
     }
     if rng.random() < 0.4:
         options["coverage"] = float(rng.choice([0.5, 0.8]))
@@ -535,6 +536,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eps": 0.1, "holdout": None}, "holdout is None: give a number"),
     ({"eps": 0.1, "block_size": 0}, "block_size is 0"),
     ({"eps": 0.1, "proof": "half"}, "proof is 'half'"),
+    ({"eps": 0.1, "effort": "most"}, "effort is 'most'"),
     ({"eps": 0.1, "layout": "dhn"}, "layout is 'dhn'"),
     ({"size_bytes": 10}, "do not even hold"),
     ({"eps": 0.1, "unit": "row"}, "unit is 'row'"),

@@ -461,11 +461,36 @@ def test_tiny_budgets_with_a_size(n: int, eps: float) -> None:
         assert not first or found.indices.tolist() == [0, n - 1]
 
 
-@pytest.mark.parametrize(("rows", "seed"), [(128, 0), (200, 2)])
-def test_independent_rows_come_near_the_bound(rows: int, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "sigma", "most"),
+    [(64, 4.0, 0.005), (128, 4.0, 0.005), (200, 2.0, 0.005), (256, 5.0, 0.01), (384, 4.0, 0.01)],
+)
+def test_independent_rows_come_near_the_bound(rows: int, sigma: float, most: float) -> None:
     """Each row has keys of its own: walks in one order end with a few rows over their budgets."""
-    rng = np.random.default_rng(seed)
-    scores = (4 * rng.standard_normal((rows, 32768))).astype(np.float32)
+    rng = np.random.default_rng(rows)
+    scores = (sigma * rng.standard_normal((rows, 32768))).astype(np.float32)
     found = ck.keep_set(scores, 0.05)
-    assert found.optimality_gap <= 0.005 * found.lower_bound
+    assert found.optimality_gap <= most * found.lower_bound
     assert (found.tail_mass_upper <= 0.05).all()
+
+
+@pytest.mark.parametrize("shape", [(48, 700), (96, 12000)])
+def test_effort_buys_smaller_sets(shape: tuple[int, int]) -> None:
+    scores = (4 * np.random.default_rng(1).standard_normal(shape)).astype(np.float32)
+    fast, default, thorough = (
+        ck.keep_set(scores, 0.05, effort=effort) for effort in ("fast", "default", "thorough")
+    )
+    assert thorough.k <= default.k <= fast.k
+    assert fast.k > thorough.k, "these rows are to tell the efforts apart"
+    best = max(found.lower_bound for found in (fast, default, thorough))
+    for found in (fast, default, thorough):
+        assert found.lower_bound <= best <= found.k
+        assert (found.tail_mass_upper <= 0.05).all()
+    again = ck.keep_set(scores, 0.05, effort="thorough", threads=1)
+    assert np.array_equal(again.indices, thorough.indices)
+
+
+@pytest.mark.parametrize("effort", ["", "Fast", "most", None, 1])
+def test_efforts_that_there_are_not(effort: object) -> None:
+    with pytest.raises(ck.CertkError, match='effort is .*; pass "fast", "default" or "thorough"'):
+        ck.keep_set([[1.0, 2.0]], 0.1, effort=effort)  # type: ignore[arg-type]

@@ -569,6 +569,7 @@ def test_tangents_of_forward_mode_are_refused() -> None:
         (lambda x: ct.certify(x, x), "keep has dtype float32"),
         (lambda x: ct.select(x, 0.1, max_keep=True), "max_keep is True"),
         (lambda x: OPS.keep_set(x, 0.1, max_keep=2, max_fraction=0.5), "exclude each other"),
+        (lambda x: ct.keep_set(x, 0.1, effort="most"), "effort is 'most'"),
         (lambda x: OPS.select(x, 0.1, max_keep=2, max_fraction=0.5), "exclude each other"),
         (lambda x: ct.attention(x, x.to("meta"), x, 0.1), "k is a tensor on device meta"),
         (lambda x: ct.attention(x, x[:, :3], x, 0.1), "keys have 3 entries"),
