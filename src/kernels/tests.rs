@@ -138,8 +138,7 @@ fn digest_short<E: Element, M: WeightFnOf<E::Scalar>>(
     let mut lists = [(); 3].map(|()| vec![E::Scalar::default(); 3 * stride]);
     let [weights, inside, inside_weights] = &mut lists;
     let scores = &mut scores[..];
-    let mut room =
-        BatchScratch { stride, scores, weights, inside, inside_weights, write: std::ptr::null() };
+    let mut room = BatchScratch { stride, scores, weights, inside, inside_weights };
     let target = TailTarget { share: 0.01, ln_share: -4.605, reach: 15.0 / scale, scale };
     let found = simd.find_candidate(&rows, &target, weight_fn, &mut room);
     let mut out = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::job::{SelectJob, Typed};
+use super::job::{SelectJob, Typed, make_room};
 use super::options::Options;
 use super::scratch::{PerDtype, Workspace};
 use super::search_batch;
@@ -143,7 +143,8 @@ impl<E: PerDtype, M: WeightFns<E::Scalar>> Typed<'_, E, M> {
         let since = part.begun(&rows)..rows.end;
         for row in rows {
             ambient::check()?;
-            self.job.make_room(&since, row, &mut part.indices)?;
+            let n = self.job.scores.span(row).prefix;
+            make_room(&since, &(row..row + 1), n, &mut part.indices)?;
             let decision = self.row(row, threads, &mut workspace.row, &mut part.indices)?;
             part.push(&decision);
         }

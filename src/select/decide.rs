@@ -30,7 +30,7 @@ impl<E: PerDtype, M: WeightFns<E::Scalar>> Typed<'_, E, M> {
             threads,
             copied: options.keep_first > 0 || options.keep_last > 0,
             searched: options.block_size == 1,
-            prefetch: self.prefetch(row, out),
+            prefetch: self.prefetch(row),
             ..Source::new(job.scores, row, job.simd)
         };
         let RowScratch { read, search, forced, .. } = scratch;

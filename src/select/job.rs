@@ -44,57 +44,60 @@ pub(super) struct Typed<'a, E, M> {
 }
 
 impl<E: Element, M> Typed<'_, E, M> {
-    /// Returns the next row's scores and the free space behind the listed positions, for rows that fit a cache.
-    pub(super) fn prefetch(&self, row: usize, out: &[u32]) -> Option<Prefetch> {
+    /// Returns the next row's scores, for rows that fit a cache.
+    pub(super) fn prefetch(&self, row: usize) -> Option<Prefetch> {
         const MOST: usize = 1 << 20;
         let scores = self.job.scores;
         let next = scores.visible(self.stored, (row + 1).min(scores.rows() - 1));
-        (size_of_val(next) <= MOST).then(|| Prefetch::new(next.as_ptr(), out.as_ptr_range().end))
+        (size_of_val(next) <= MOST).then(|| Prefetch::new(next.as_ptr()))
     }
 }
 
-impl SelectJob<'_> {
-    /// Makes room for the positions of a row. If that needs new memory, makes room for the remaining rows as well: the
-    /// first touch of memory costs more than the writes.
-    ///
-    /// # Errors
-    /// [`Error::NoMemory`].
-    pub(super) fn make_room(
-        &self,
-        rows: &Range<usize>,
-        row: usize,
-        out: &mut Vec<u32>,
-    ) -> Result<(), Error> {
-        /// Number of rows for which room is made for every key.
-        const FEW: usize = 16;
-        /// Positions reserved on the evidence of a few rows.
-        const MODEST: usize = 1 << 22;
-        let n = self.scores.span(row).prefix + LANES;
-        if out.capacity() - out.len() < n {
-            let (done, left) = (row - rows.start, rows.end - row);
-            let all = (left - 1).saturating_mul(n);
-            let more = if left <= FEW {
-                all
-            } else {
-                // Moving a nearly complete list costs as much as half of the writes. So the estimate from the last rows
-                // gets a margin, larger for fewer rows. It is not reserved at once: the first rows may be denser than
-                // the rest.
-                let so_far = done.max(1) as f64;
-                let like_so_far = out.len() as f64 / so_far * left as f64;
-                #[allow(clippy::cast_sign_loss)] // of a product of lengths
-                let more = (like_so_far * (1.02 + 0.5 / so_far.sqrt())) as usize;
-                more.min((8 * out.len()).max(MODEST)).max(out.len() / 2).min(all)
-            };
-            let bytes = (out.len() + more + n).saturating_mul(size_of::<u32>());
-            // A limit may leave room for this row, though not for the later ones.
-            if !within_limit(bytes) || out.try_reserve_exact(more + n).is_err() {
-                room("scores", out, n)?;
-            }
-            ask_for_huge_pages(out);
+/// Makes room for the positions of the next rows, each of up to `n` scores. If that needs new memory, makes room
+/// for the remaining rows as well: the first touch of memory costs more than the writes.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub(super) fn make_room(
+    rows: &Range<usize>,
+    next: &Range<usize>,
+    n: usize,
+    out: &mut Vec<u32>,
+) -> Result<(), Error> {
+    /// Number of rows for which room is made for every key.
+    const FEW: usize = 16;
+    /// Positions reserved on the evidence of a few rows.
+    const MODEST: usize = 1 << 22;
+    /// Positions reserved before rows are evidence: few enough to move later.
+    const FIRST: usize = 1 << 14;
+    let n = n + LANES;
+    let here = next.len() * n;
+    if out.capacity() - out.len() < here {
+        let (done, left) = (next.start - rows.start, rows.end - next.end);
+        let all = left.saturating_mul(n);
+        let more = if left <= FEW {
+            all
+        } else {
+            // Moving a nearly complete list costs as much as half of the writes. So the estimate from the last rows
+            // gets a margin, larger for fewer rows. It is not reserved at once: the first rows may be denser than
+            // the rest.
+            let so_far = done.max(1) as f64;
+            let like_so_far = out.len() as f64 / so_far * left as f64;
+            #[allow(clippy::cast_sign_loss)] // of a product of lengths
+            let more = (like_so_far * (1.02 + 0.5 / so_far.sqrt())) as usize;
+            more.min((8 * out.len()).max(MODEST)).max(out.len() / 2).max(FIRST).min(all)
+        };
+        let bytes = (out.len() + more + here).saturating_mul(size_of::<u32>());
+        // A limit may leave room for these rows, though not for later ones.
+        if !within_limit(bytes) || out.try_reserve_exact(more + here).is_err() {
+            room("scores", out, here)?;
         }
-        Ok(())
+        ask_for_huge_pages(out);
     }
+    Ok(())
+}
 
+impl SelectJob<'_> {
     pub(super) fn eps(&self, row: usize) -> f64 {
         self.eps.of(row)
     }

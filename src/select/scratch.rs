@@ -119,12 +119,7 @@ held!(BatchRoom<E, S> { scores, weights, inside, inside_weights });
 
 impl<E: Element> BatchRoom<E, E::Scalar> {
     /// Returns room for `rows` rows of at most `longest` scores.
-    pub(super) fn of(
-        &mut self,
-        rows: usize,
-        longest: usize,
-        write: *const u32,
-    ) -> BatchScratch<'_, E> {
+    pub(super) fn of(&mut self, rows: usize, longest: usize) -> BatchScratch<'_, E> {
         let stride = longest.next_multiple_of(LANES) + 2 * RANKED;
         let (all, zero) = (rows * stride, E::Scalar::default());
         BatchScratch {
@@ -133,7 +128,6 @@ impl<E: Element> BatchRoom<E, E::Scalar> {
             weights: padded(&mut self.weights, all, zero),
             inside: padded(&mut self.inside, all, zero),
             inside_weights: padded(&mut self.inside_weights, all, zero),
-            write,
         }
     }
 }

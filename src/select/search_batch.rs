@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::candidates::Candidates;
 use super::constraints::{Constraints, TINY_BUDGET};
-use super::job::{SelectJob, Typed};
+use super::job::{SelectJob, Typed, make_room};
 use super::options::Options;
 use super::read::Source;
 use super::scratch::{Batch, BatchRoom, PerDtype, RowScratch, SearchScratch, Workspace};
@@ -73,7 +73,6 @@ impl<E: PerDtype, M: WeightFns<E::Scalar>> Typed<'_, E, M> {
         let mut plan = Plan::new(job, next);
         while next < end {
             ambient::check()?;
-            job.make_room(&since, next, &mut part.indices)?;
             // As many rows of one budget as fit. A row with another budget ends the batch and is decided alone.
             let mut batch: [&[E]; BATCH] = [&[]; BATCH];
             let (mut count, mut longest) = (0, 0);
@@ -108,6 +107,8 @@ impl<E: PerDtype, M: WeightFns<E::Scalar>> Typed<'_, E, M> {
                 batch[count] = from;
                 count += 1;
             }
+            let (here, most) = (next..next + count.max(1), longest.max(scores.span(next).prefix));
+            make_room(&since, &here, most, &mut part.indices)?;
             if count == 0 {
                 let decision = self.row(next, 1, scratch, &mut part.indices)?;
                 part.push(&decision);
@@ -140,7 +141,7 @@ impl<E: PerDtype, M: WeightFns<E::Scalar>> Typed<'_, E, M> {
         part: &mut Selection,
     ) -> Result<(), Error> {
         let (simd, prove_minimal) = (self.job.simd, self.job.options.prove_minimal);
-        let mut room = room.of(batch.len(), longest, part.indices.as_ptr_range().end);
+        let mut room = room.of(batch.len(), longest);
         let found = simd.find_candidate(batch, &plan.target, self.weight_fns, &mut room);
         for (r, row) in batch.iter().enumerate() {
             let (n, mark, out) = (row.len(), part.indices.len(), &mut part.indices);

@@ -60,7 +60,7 @@ impl Lanes for F32 {
     #[inline(always)]
     unsafe fn within(self, lo: Self, hi: Self) -> u16 {
         let over = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, lo.0);
-        number(_mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(over, self.0, hi.0))
+        _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(over, self.0, hi.0)
     }
     #[inline(always)]
     unsafe fn bits(mask: __mmask16) -> u16 {

@@ -39,7 +39,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn ge(self, other: Self) -> Self::Mask;
     unsafe fn gt(self, other: Self) -> Self::Mask;
     unsafe fn eq(self, other: Self) -> Self::Mask;
-    /// Returns the set of lanes in `[lo, hi)`, in a general register.
+    /// Returns the set of lanes in `[lo, hi)`.
     unsafe fn within(self, lo: Self, hi: Self) -> u16;
     /// Returns a mask of the lanes where either operand is NaN.
     unsafe fn unordered(self, other: Self) -> Self::Mask;

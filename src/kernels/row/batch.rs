@@ -36,8 +36,6 @@ pub(crate) struct BatchScratch<'a, E: Element> {
     pub(crate) weights: &'a mut [E::Scalar],
     pub(crate) inside: &'a mut [E::Scalar],
     pub(crate) inside_weights: &'a mut [E::Scalar],
-    /// Address of the next positions.
-    pub(crate) write: *const u32,
 }
 
 /// Returns a row in whole groups: in place if it fills them, else its padded copy.
@@ -97,24 +95,14 @@ impl<E: Element, M: WeightFnOf<E::Scalar>> Pass<[Candidate<E::Scalar>; BATCH]>
                 seen.largest > E::Scalar::NEG_INFINITY && seen.largest < E::Scalar::INFINITY;
             (found[r].largest, found[r].plain) = (seen.largest, finite && !seen.nan);
         }
-        let mut start = 0;
+        let next = |row: &[E]| Prefetch::new(row.as_ptr().wrapping_byte_add(after));
         for (r, row) in rows.iter().enumerate() {
             let padded = row.len().next_multiple_of(LANES);
             let scores = whole_groups(row, &room.scores[r * stride..]);
             let out = &mut room.weights[r * stride..][..padded];
             let whole = row.len() / LANES;
-            // Positions of the rows before come first.
-            let write = room.write.wrapping_add(start);
-            start += row.len();
-            let prefetch = Prefetch::new(row.as_ptr().wrapping_byte_add(after), write);
-            weigh::<L, E, _>(
-                scores,
-                whole,
-                weight_fn.of(found[r].largest),
-                prefetch,
-                out,
-                &mut found[r],
-            );
+            let weight_fn = weight_fn.of(found[r].largest);
+            weigh::<L, E, _>(scores, whole, weight_fn, next(row), out, &mut found[r]);
         }
         let mut ranges = [(E::Scalar::LOWEST, E::Scalar::INFINITY); BATCH];
         for (range, (row, here)) in ranges.iter_mut().zip(rows.iter().zip(&found)) {
@@ -131,7 +119,8 @@ impl<E: Element, M: WeightFnOf<E::Scalar>> Pass<[Candidate<E::Scalar>; BATCH]>
             let to = room.inside[r * stride..].as_mut_ptr();
             let to_weights = room.inside_weights[r * stride..].as_mut_ptr();
             let range = ranges[r];
-            enclose::<L, E>((scores, weights, row.len()), range, target, to, to_weights, here);
+            let from = (scores, weights, row.len());
+            enclose::<L, E>(from, range, target, next(row), to, to_weights, here);
         }
         for (r, row) in rows.iter().enumerate() {
             let here = &mut found[r];
@@ -183,7 +172,8 @@ unsafe fn weigh<L: Level, E: Element, W: WeightFn<E::Scalar>>(
     let (mut sum, mut first, mut second) = (zero, zero, zero);
     let groups = scores.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES));
     for (g, (group, out)) in groups.enumerate() {
-        prefetch.fetch::<L, E>(g * LANES);
+        // The first half; the second while scores are collected.
+        prefetch.fetch::<L, E>(g * LANES / 2);
         let scores = E::load::<L>(group.as_ptr());
         let weights = weight_fn.weigh(scores);
         weights.store(out.as_mut_ptr());
@@ -206,6 +196,7 @@ unsafe fn enclose<L: Level, E: Element>(
     (scores, weights, len): (&[E], &[E::Scalar], usize),
     mut range: (E::Scalar, E::Scalar),
     target: &TailTarget,
+    prefetch: Prefetch,
     to: *mut E::Scalar,
     to_weights: *mut E::Scalar,
     found: &mut Candidate<E::Scalar>,
@@ -215,7 +206,8 @@ unsafe fn enclose<L: Level, E: Element>(
     let mut left = 2;
     loop {
         let within;
-        (found.inside, found.below, within) = collect::<L, E>(from, range, to, to_weights);
+        (found.inside, found.below, within) =
+            collect::<L, E>(from, range, prefetch.from::<E>(scores.len() / 2), to, to_weights);
         let side = if found.below > limit {
             (E::Scalar::LOWEST, range.0)
         } else if found.below + within <= limit {
@@ -252,6 +244,7 @@ unsafe fn enclose<L: Level, E: Element>(
 unsafe fn collect<L: Level, E: Element>(
     (scores, weights, len): (*const E, *const E::Scalar, usize),
     range: (E::Scalar, E::Scalar),
+    prefetch: Prefetch,
     to: *mut E::Scalar,
     to_weights: *mut E::Scalar,
 ) -> (usize, f64, f64) {
@@ -261,6 +254,7 @@ unsafe fn collect<L: Level, E: Element>(
     let (mut mass, mut inside) = (below, 0);
     if len <= LANES * DIRECT {
         for at in (0..len).step_by(LANES) {
+            prefetch.fetch::<L, E>(at / 2);
             let scores = E::load::<L>(scores.add(at));
             let weights = LanesOf::<L, E>::load(weights.add(at));
             below = below.add_where(scores.lt(lo), weights);
@@ -277,11 +271,13 @@ unsafe fn collect<L: Level, E: Element>(
         let end = (start + LANES * MARKS).min(len);
         let (mut marks, mut marked) = ([0u16; MARKS], 0u64);
         for (g, at) in (start..end).step_by(LANES).enumerate() {
+            prefetch.fetch::<L, E>(at / 2);
             let scores = E::load::<L>(scores.add(at));
             below = below.add_where(scores.lt(lo), LanesOf::<L, E>::load(weights.add(at)));
-            let within = scores.within(lo, hi);
-            marks[g] = within;
-            marked |= u64::from(within != 0) << g;
+            marks[g] = scores.within(lo, hi);
+        }
+        for (g, mark) in marks.iter().enumerate() {
+            marked |= u64::from(*mark != 0) << g;
         }
         while marked != 0 {
             let g = marked.trailing_zeros() as usize;
@@ -341,7 +337,8 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
     if first > 0 {
         found.below += sums[first - 1];
     }
-    found.inside = collect::<L, S>((scores, weights, len), range, scores, weights).0;
+    let nothing = Prefetch::new(scores);
+    found.inside = collect::<L, S>((scores, weights, len), range, nothing, scores, weights).0;
 }
 
 /// Returns the largest of a few scores whose strictly smaller ones weigh at most `room`, roughly, by comparing all

@@ -3,6 +3,7 @@
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for slices of whole groups; of the
 //! room behind a raw pointer it says what it asks for.
 
+use super::scan::AHEAD;
 use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level};
 use crate::kernels::simd::{Pass, Simd};
 use crate::kernels::weights::{DEPTH, Sum};
@@ -31,6 +32,7 @@ impl<'a> Positions<'a> {
     /// Writes the chosen positions of the group at `at`, one behind another, to sixteen writable places.
     #[inline(always)]
     unsafe fn compress<L: Level>(self, at: usize, chosen: u16, to: *mut u32) {
+        L::prefetch_to_write(to.cast::<u8>().wrapping_add(AHEAD));
         match self {
             Positions::From(first) => {
                 L::compress_count(first.wrapping_add(at as u32), chosen, to);
@@ -129,9 +131,10 @@ impl<E: Element> Pass<KeptSums> for SumAndEmit<'_, E> {
             for (g, (scores, weights)) in groups.enumerate() {
                 let scores = E::load::<L>(scores.as_ptr());
                 let weights = LanesOf::<L, E>::load(weights.as_ptr());
-                below.add_where(scores.lt(edge), weights);
+                let under = scores.lt(edge);
+                below.add_where(under, weights);
                 above.add_where(scores.gt(edge), weights);
-                let over = LanesOf::<L, E>::bits(scores.ge(edge));
+                let over = !LanesOf::<L, E>::bits(under);
                 positions.compress::<L>((b * DEPTH + g) * LANES, over, to.add(kept));
                 kept += over.count_ones() as usize;
             }

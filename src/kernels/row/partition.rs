@@ -74,36 +74,29 @@ pub(crate) struct PartitionSums {
     pub(crate) inside: usize,
 }
 
-/// Addresses to prefetch: the next row's scores, and the places of this row's positions.
+/// Address to prefetch: the next row's scores.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Prefetch {
-    read: *const u8,
-    write: *const u8,
-}
+pub(crate) struct Prefetch(*const u8);
 
-// SAFETY: the addresses are only hints to the caches; nothing is ever read or written through them.
+// SAFETY: the address is only a hint to the caches; nothing is ever read through it.
 unsafe impl Send for Prefetch {}
 // SAFETY: as above.
 unsafe impl Sync for Prefetch {}
 
 impl Prefetch {
-    pub(crate) fn new<E>(read: *const E, write: *const u32) -> Self {
-        Prefetch { read: read.cast(), write: write.cast() }
+    pub(crate) fn new<E>(next: *const E) -> Self {
+        Prefetch(next.cast())
     }
 
     /// Prefetches for the group at an entry.
     #[inline(always)]
     pub(super) unsafe fn fetch<L: Level, E>(self, at: usize) {
-        L::prefetch(self.read.wrapping_add(at * size_of::<E>()));
-        L::prefetch_to_write(self.write.wrapping_add(at * size_of::<u32>()));
+        L::prefetch(self.0.wrapping_add(at * size_of::<E>()));
     }
 
     /// Returns the same from a later entry on.
     pub(crate) fn from<E>(self, at: usize) -> Self {
-        Prefetch {
-            read: self.read.wrapping_add(at * size_of::<E>()),
-            write: self.write.wrapping_add(at * size_of::<u32>()),
-        }
+        Prefetch(self.0.wrapping_add(at * size_of::<E>()))
     }
 }
 
@@ -291,7 +284,7 @@ impl Simd {
         to: &mut Bracket<E::Scalar>,
     ) -> PartitionSums {
         assert!(scores.len().is_multiple_of(LANES));
-        let prefetch = prefetch.unwrap_or(Prefetch::new(scores.as_ptr(), scores.as_ptr().cast()));
+        let prefetch = prefetch.unwrap_or(Prefetch::new(scores.as_ptr()));
         assert!(to.scores.len() >= to.len + scores.len() + LANES);
         let output = to.scores[to.len..].as_mut_ptr();
         // The room asserted above is what the pass needs: everything inside, and one group more.

@@ -7,8 +7,8 @@ use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar, Single}
 use crate::kernels::simd::{Pass, Simd};
 use crate::kernels::weights::LOOSE;
 
-/// Bytes that a row is prefetched ahead of the survey.
-const AHEAD: usize = 1024;
+/// Bytes that what is read or written in order is prefetched ahead.
+pub(super) const AHEAD: usize = 1024;
 
 /// Result of a survey of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
