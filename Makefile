@@ -258,7 +258,7 @@ $(VENV)/.docs: $(VENV)/.wanted-docs
 	$(BIN)/python -m pip install --quiet -r $<
 	@touch $@
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev $(VENV)/.bench
 	@echo '== the core alone'
 	$(CARGO) bench
 	@echo '== against every peer'
@@ -323,6 +323,11 @@ $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
 # The same, with everything that the tests and lints need. What that is pip reads from a list, as nothing is to be built again.
 $(VENV)/.dev: $(VENV)/.wanted-dev
 	@echo '== installing the test dependencies into $(VENV) (torch is large)'
+	$(BIN)/python -m pip install --quiet -r $<
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.wanted-bench
+	@echo '== installing peers of the benchmarks into $(VENV)'
 	$(BIN)/python -m pip install --quiet -r $<
 	@touch $@
 

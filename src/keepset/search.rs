@@ -37,6 +37,8 @@ const HEAVY: f32 = 0.1;
 const LEAST_NEAR: usize = 256;
 /// Largest number of keys near the boundary for a walk at levels other than the last.
 const WORTH_A_WALK: usize = 3072;
+/// Number of keys near the boundary that are soon searched to the end.
+const FEW_KEYS: usize = 1024;
 /// Keys on a ramp, per row with influence, that are worth another level.
 const FULL: usize = 1;
 /// Number of levels too coarse for that rule.
@@ -223,7 +225,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         match self.problem.effort {
             Effort::Fast => known,
             // Few keys are soon searched to the end.
-            Effort::Default => known && near > WORTH_A_WALK,
+            Effort::Default => known && near > FEW_KEYS,
             Effort::Thorough => false,
         }
     }

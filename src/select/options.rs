@@ -84,15 +84,15 @@ options! {
     block_size(usize): usize = 1;
     /// Decides rows again in f64 where the fast arithmetic leaves open whether the set is the smallest.
     prove_minimal(bool): bool = false;
-    /// Sets how far a search for one set of many rows goes ([`keep_set`](crate::keep_set)).
+    /// Sets the length of the search for one set of many rows ([`keep_set`](crate::keep_set)); one row needs none.
     effort(Effort): Effort = Effort::Default;
     /// Limits the threads of a call, the caller included. `None` means all that are available, but the caller alone on
     /// a worker of a rayon pool. Results do not depend on it.
     threads(impl Into<Option<usize>>): Option<usize> = None;
 }
 
-/// How far a search for one set of many rows goes. The set is certified, and its distance from the smallest bounded, in
-/// any case; results do not depend on time or threads.
+/// Length of the search for one set of many rows. In any case the set is certified, and its distance from the smallest
+/// bounded; results depend neither on time nor on threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

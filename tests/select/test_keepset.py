@@ -305,11 +305,12 @@ def test_long_rows_against_the_linear_relaxation() -> None:
 
 
 def test_real_long_rows_reach_the_bound(cache_65536: Cache) -> None:
-    """Sixty-four real queries against 65536 real keys: within .1 % of the bound."""
+    """Sixty-four real queries against 65536 real keys: within .5 % of the bound, or .1 %."""
     for layer in range(4):
         scores = rows_of(cache_65536, layer, np.dtype(np.float32))
-        ks = ck.keep_set(scores, 0.1)
-        assert ks.optimality_gap <= 0.001 * ks.lower_bound, f"layer {layer}"
+        for effort, most in (("default", 0.005), ("thorough", 0.001)):
+            ks = ck.keep_set(scores, 0.1, effort=effort)
+            assert ks.optimality_gap <= most * ks.lower_bound, f"layer {layer}, {effort}"
 
 
 @cache
@@ -492,5 +493,5 @@ def test_effort_buys_smaller_sets(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("effort", ["", "Fast", "most", None, 1])
 def test_efforts_that_there_are_not(effort: object) -> None:
-    with pytest.raises(ck.CertkError, match='effort is .*; pass "fast", "default" or "thorough"'):
+    with pytest.raises(ck.CertkError, match=r'effort is .*; pass "fast", "default" or "thorough"'):
         ck.keep_set([[1.0, 2.0]], 0.1, effort=effort)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 import bench_attention
 import bench_select
-from harness import levels, ort, peers, rows, table
+from harness import levels, peers, rows, table
 from harness.clock import LEAST_REPEAT, Arena, Entrant, Times, contest, in_turn
 from harness.report import HEADER, WIDTH, Line, Note, mean, row_text, section_text, summary
 from harness.verify import CheckFailedError, check_keep_set, check_selection
@@ -171,17 +171,6 @@ def test_ours_is_timed_at_a_second_level_too() -> None:
     levels.agree("equal", lambda: 1.0)
     with pytest.raises(CheckFailedError, match="unequal differs"):
         levels.agree("unequal", lambda: float(ck.simd_level() == levels.BEST))
-
-
-def test_onnx_runtime_does_what_it_is_timed_for() -> None:
-    if not ort.HERE:
-        pytest.skip(ort.MISSING)
-    rng = np.random.default_rng(3)
-    q, k, v = (rng.standard_normal((2, many, 64), dtype=np.float32) for many in (3, 50, 50))
-    weights = np.exp(q @ k.swapaxes(1, 2) / 8)
-    exact = weights / weights.sum(-1, keepdims=True) @ v
-    found = ort.int8_attention(q, k, v)()
-    assert np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)
 
 
 def test_a_line_judges_the_ratio_of_medians() -> None:

@@ -23,12 +23,16 @@ from repository import ROOT
 ROWS = ["kind", "scale", "mask", "lengths", "indptr", "causal_offset"]
 
 
+# Of one set for many rows alone.
+OF_SETS = {"effort"}
+
+
 def declared() -> dict[str, str]:
     """The options of a selection as Rust declares them, with their defaults."""
     source = (ROOT / "src" / "select" / "options.rs").read_text()
     found = re.findall(r"^    (\w+)\([^\n]*\): [^\n]* = ([^\n]*);$", source, re.M)
     assert len(found) >= 7
-    return dict(found)
+    return {name: default for name, default in found if name not in OF_SETS}
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def native_keep_set(blocks: list[Block], eps: Any, **more: Any) -> Any:
     """Search, with queries (heads, m, d), keys (kv heads, n, d) and a scale per block."""
     options = {
         "counted": None, "given": None, "slack": 2.0**-31, "roundings": 16, "causal_offset": None,
-        "max_keep": None, "keep_first": 0, "keep_last": 0, "block_size": 1, "threads": None, **more,
+        "max_keep": None, "keep_first": 0, "keep_last": 0, "block_size": 1,
+        "effort": "default", "threads": None, **more,
     }  # fmt: skip
 
     def stored(array: np.ndarray) -> tuple[np.ndarray, str]:

@@ -51,11 +51,11 @@ def prune(
     block_size: int = 1,
     coverage: float = 1.0,
     holdout: float = 0.0,
-    effort: str = "default",
     proof: str = "auto",
     rest: str = "drop",
     key_bits: int | None = None,
     value_bits: int | None = None,
+    effort: str = "default",
     names: str | None = None,
     layout: str | None = None,
     recursive: bool = False,
@@ -102,8 +102,6 @@ def prune(
         holdout: Share of the queries, in [0, 1), that is set aside in a trial: sets are made for
             the others, and `held_out` of their reports says how many of these lose more than the
             budget. The sets that are written are then made for all queries. It doubles the work.
-        effort: How far the search for small sets goes: "fast", "default" or "thorough"; see
-            `certk_rs.keep_set`.
         proof: How much of the proof is written: "full", "compact", "none", or "auto": full where
             that takes at most 2 % of the bytes of keys and values, else compact.
         rest: What there is of keys and values that are not kept, for later queries
@@ -112,6 +110,8 @@ def prune(
             entry of every dropped key, which proves the loss and names rows of the input to fetch.
         key_bits: With codes, bits of an entry of a key: 8, 12 or 16; None: 16 for float32, else 12.
         value_bits: With codes, bits of an entry of a value: 8, the default, or 4.
+        effort: How far the search for small sets goes: "fast", "default" or "thorough"; see
+            `certk_rs.keep_set`.
         names: Pattern of the tensor names, None to find out; see docs/files.md.
         layout: Order of the axes, "hnd" (heads, n, d) or "nhd"; None: hnd, with doubts an error.
         recursive: Whether directories within directories are searched.
