@@ -18,6 +18,8 @@ use crate::runtime::threads;
 
 /// Most rows that a step changes: those furthest from their target.
 const MOST_ROWS: usize = 64;
+/// Half width of a ramp that is hardly one.
+const SHARP: f32 = 1e-3;
 /// Sweeps over the coordinates of a quadratic model.
 const SWEEPS: usize = 50;
 /// Columns that are mixed and summed together, times the rows.
@@ -98,17 +100,26 @@ impl Part {
         Part { standing: (count, each), ..self }
     }
 
+    /// Returns `true` if some row loses more than twice its budget where the mixture drops what is below 1.
+    pub(super) fn is_far(&self, simd: Simd, a: &[f64]) -> Result<bool, Error> {
+        let at = self.point(simd, a.to_vec(), SHARP)?;
+        Ok(at.slopes.iter().any(|slope| *slope < -1.0))
+    }
+
     /// Updates multipliers multiplicatively, also those that are 0, and returns the best ones. Ends after so many
-    /// rounds, or where a round gains less than `least`.
+    /// rounds, or where a round hardly gains.
     pub(super) fn adapt(
         &self,
         simd: Simd,
         mut a: Vec<f64>,
-        (rounds, least): (usize, f64),
+        rounds: usize,
     ) -> Result<Vec<f64>, Error> {
-        /// Half width of a ramp that is hardly one.
-        const SHARP: f32 = 1e-3;
-        let seed = 1e-3 * a.iter().sum::<f64>() / a.len() as f64;
+        /// Share of the kept keys that the last round gains.
+        const LITTLE: f64 = 1.0 / 1024.0;
+        let several = self.standing.0 as f64;
+        let counted = self.keys.len() as f64 + several * (f64::from(self.standing.1) - 1.0);
+        let little = |a: &[f64]| 1e-3 * a.iter().sum::<f64>() / a.len() as f64;
+        let seed = if a.iter().any(|a| *a > 0.0) { little(&a) } else { little(&[1.0]) };
         for a in &mut a {
             *a = a.max(seed);
         }
@@ -129,11 +140,13 @@ impl Part {
             } else {
                 power *= 0.5;
             }
-            if (0.0..least).contains(&gain) {
+            // What is gained is added to the number of keys that are kept.
+            if gain >= 0.0 && gain < LITTLE * (counted - at.value) {
                 break;
             }
         }
         // Rows that gained nothing from so little set no limit.
+        let seed = little(&at.multipliers);
         let idle = |(a, slope): (&f64, &f64)| {
             if *a <= seed && ratio(*slope) < 0.5 { 0.0 } else { *a }
         };

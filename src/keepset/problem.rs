@@ -15,9 +15,10 @@ const STORED: f64 = 1.0 / 4_194_304.0;
 const AUDIT_MARGIN: f64 = 1e-6;
 /// Weights mixed and summed together: they stay in the second-level cache meanwhile.
 const BLOCK: usize = 1 << 16;
-/// Inverse relative distances from the lower bound at which a search ends, fast or not; and the bound from which it may
-/// if it is not. In a small set every key counts.
-const CLOSE: [(usize, usize); 2] = [(50, 0), (200, 2000)];
+/// Lower bound of a set in which not every key counts.
+pub(super) const SMALL: usize = 2000;
+/// Inverse relative distances from the lower bound at which a search ends, fast or not; and the bound from which it may.
+const CLOSE: [(usize, usize); 2] = [(50, 0), (200, SMALL)];
 /// Error of a product of f32 numbers, or of a step of their sum, where it underflows.
 const UNDERFLOW: f64 = f32::MIN_POSITIVE as f64 * f32::EPSILON as f64;
 /// Relative error of a factor that stands for a weight of a row: a rounding to f32, and three to f64.

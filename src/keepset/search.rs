@@ -11,7 +11,7 @@
 use super::bound::{Crossing, crossing};
 use super::dual::{Part, StepRule};
 use super::overshoot::{Limits, overshoot, tightest};
-use super::problem::{Best, Problem, Term};
+use super::problem::{Best, Problem, SMALL, Term};
 use super::walk::walk;
 use crate::error::Error;
 use crate::kernels::{LANES, padded_stride};
@@ -47,9 +47,8 @@ const COARSE: usize = 2;
 const CROSSING: usize = 512;
 /// Mixtures of all keys in one search.
 const MOST_VIEWS: usize = 12;
-/// Rounds of adaption to some keys, and the inverse share of the keys that a round must gain.
+/// Most rounds of adaption to some keys.
 const ADAPTED: usize = 16;
-const GAINED: usize = 8192;
 /// Number of rows with a multiplier up to which they are only improved together.
 const FEW_ROWS: usize = 16;
 /// Least `low` of a view whose multipliers are not adapted to a sample first.
@@ -58,6 +57,8 @@ const LOWEST: f32 = 0.25;
 const FEW: usize = 50;
 /// Inverse relative growth of the lower bound in a view below which more views hardly raise it.
 const SETTLED: usize = 2000;
+/// Inverse share of a set by which it may be larger than a bound that does not grow.
+const FAR: usize = 50;
 /// Keys that exchanges try at least, by default and with thorough effort.
 const EXCHANGES: [usize; 2] = [1 << 17, 1 << 20];
 /// Steps of a descent, and the excess over a budget at which it ends.
@@ -219,7 +220,9 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     /// Returns `true` if a search ends at a view of a level, before `near` keys are looked at more closely, where the
     /// last view had another lower bound.
     fn ends(&self, best: &Best, (level, before): (usize, usize), near: usize) -> bool {
-        let settled = best.lower_bound - before <= best.lower_bound / SETTLED;
+        let settled = best.lower_bound - before <= best.lower_bound / SETTLED
+            && best.lower_bound >= SMALL
+            && best.size - best.lower_bound <= best.size / FAR;
         let known =
             self.problem.is_enough(best.size, best.lower_bound) || level > AFTER_SAMPLE && settled;
         match self.problem.effort {
@@ -258,18 +261,18 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         Ok((a, AFTER_SAMPLE))
     }
 
-    /// Improves multipliers on some keys: if many rows have one, by rounds of each alone, at first these only; by steps
-    /// of all together.
+    /// Improves multipliers on some keys: if they are many or far off, by rounds of each alone, at first many by these
+    /// only; by steps of all together.
     fn tuned(&self, part: &Part, mut a: Vec<f64>, level: usize) -> Result<Vec<f64>, Error> {
-        let many = a.iter().filter(|a| **a > 0.0).count() > FEW_ROWS;
-        if self.is_sampled() && many {
-            let least = self.problem.frame.competing as f64 / GAINED as f64;
-            a = part.adapt(self.problem.simd, a, (ADAPTED, least))?;
-            if level == AFTER_SAMPLE {
+        let simd = self.problem.simd;
+        let many = |a: &[f64]| a.iter().filter(|a| **a > 0.0).count() > FEW_ROWS;
+        if self.is_sampled() && (many(&a) || part.is_far(simd, &a)?) {
+            a = part.adapt(simd, a, ADAPTED)?;
+            if level == AFTER_SAMPLE && many(&a) {
                 return Ok(a);
             }
         }
-        part.descend(self.problem.simd, a, LEVELS[level].1, STEPS)
+        part.descend(simd, a, LEVELS[level].1, STEPS)
     }
 
     /// Marks the heavy columns; there are none if it is empty.
