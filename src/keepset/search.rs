@@ -162,7 +162,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     ) -> Result<Vec<f64>, Error> {
         let near = |level: usize| LEVELS[level.min(LEVELS.len() - 1)].0;
         let mut view = self.view(&mut a, (near(level), 1.0), best)?;
-        let (mut tried, mut bound, size) = (None, 0, best.size);
+        let (mut bound, size) = (0, best.size);
         let coarse = level == AFTER_SAMPLE && self.is_sampled();
         if coarse && view.low < LOWEST {
             a = self.tuned(&self.weighed_sample()?, a, level)?;
@@ -191,7 +191,6 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             let worth = last && self.problem.effort == Effort::Thorough;
             if walks && (worth || part.keys.len() <= WORTH_A_WALK) {
                 self.walk(&view, &part, &a, best)?;
-                tried = Some(level);
                 interrupt::check()?;
             }
             // Where the last view had to go, this one may begin.
@@ -209,7 +208,8 @@ impl<'p, 'a> SetSearch<'p, 'a> {
                 level += 1;
             }
         }
-        if walks && tried.is_none() && best.size == size {
+        // Without any set yet, the worst keys are walked at least.
+        if walks && best.size == size {
             let keys = self.near(&view, near(LEVELS.len()));
             let part = self.part(keys, view.left.clone(), 1.0)?;
             self.walk(&view, &part, &a, best)?;
