@@ -209,7 +209,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             }
         }
         // Without any set yet, the worst keys are walked at least.
-        if walks && best.size == size {
+        if walks && best.size == size && size > best.lower_bound {
             let keys = self.near(&view, near(LEVELS.len()));
             let part = self.part(keys, view.left.clone(), 1.0)?;
             self.walk(&view, &part, &a, best)?;
