@@ -28,8 +28,8 @@ const HELD: usize = 1 << 29;
 /// differ. A row's scores are the real-number products of the stored vectors, times the scale. Rows far from their
 /// budgets are certified by f32 products, whose rounding is part of the proof; the others by f64 products.
 ///
-/// The options `max_keep`, `keep_first`, `keep_last`, `block_size`, `effort` and `threads` apply. Positions are counted over the
-/// keys that at least one counted row sees; others are never kept.
+/// The options `max_keep`, `keep_first`, `keep_last`, `block_size`, `effort` and `threads` apply. Positions are counted
+/// over the keys that at least one counted row sees; others are never kept.
 ///
 /// With a `block_size`, whole blocks are kept, as few as possible; the last visible block may be shorter. Forced
 /// positions force their blocks, and `max_keep` is rounded down to whole blocks. `lower_bound` is the number of keys of

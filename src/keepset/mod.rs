@@ -74,8 +74,8 @@ pub struct KeepSet {
 
 /// Finds one set of keys whose dropped mass is proven to be at most `eps` in every row, close to the smallest such set.
 ///
-/// The options `max_keep`, `keep_first`, `keep_last`, `effort` and `threads` apply. Under `max_keep` the largest ratio of loss to
-/// budget is made small. `keep_first` and `keep_last` count the positions visible to any row.
+/// The options `max_keep`, `keep_first`, `keep_last`, `effort` and `threads` apply. Under `max_keep` the largest ratio
+/// of loss to budget is made small. `keep_first` and `keep_last` count the positions visible to any row.
 ///
 /// Up to 256 rows are all weighed, of more rows only those that set a limit. A weighed row takes four bytes per score,
 /// and usually a third of that again for the keys near the boundary (three times as much if all scores are equal).

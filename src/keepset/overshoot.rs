@@ -1,7 +1,7 @@
 //! A set from the mixture of a bound: as many keys are dropped as the bound allows, those that the mixture says.
 //!
-//! Some rows are then over their budgets, by little if the bound is close. What helps them most is taken back, and then dropped what
-//! still fits.
+//! Some rows are then over their budgets, by little if the bound is close. What helps them most is taken back, and then
+//! what still fits is dropped.
 
 use super::problem::{Best, Problem};
 use super::repair::most_helpful;
@@ -28,7 +28,8 @@ impl Limits<'_, '_> {
         f64::from(self.problem.row(self.rows[j])[key]) * self.inverses[j] + self.flushed[j]
     }
 
-    /// Returns `true` if every row can afford to lose a key. `order` are all rows, best those first that can afford least.
+    /// Returns `true` if every row can afford to lose a key. `order` are all rows, best those first that can afford
+    /// least.
     pub(super) fn affords(&self, order: &[usize], left: &[f64], key: usize) -> bool {
         order.iter().all(|&j| self.charge(j, key) <= left[j])
     }
@@ -60,8 +61,8 @@ pub(super) fn tightest(left: &[f64]) -> Vec<usize> {
     order
 }
 
-/// Makes a set by the weights of keys in a mixture with these multipliers, where `dropped` keys may go by the bound. Keys that
-/// take more than a budget stay, although they may be light in the mixture.
+/// Makes a set by the weights of keys in a mixture with these multipliers, where `dropped` keys may go by the bound.
+/// Keys that take more than a budget stay, although they may be light in the mixture.
 pub(super) fn overshoot(
     limits: Limits<'_, '_>,
     (mixed, a): (&[f32], &[f64]),

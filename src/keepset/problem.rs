@@ -17,7 +17,8 @@ const AUDIT_MARGIN: f64 = 1e-6;
 const BLOCK: usize = 1 << 16;
 /// Lower bound of a set in which not every key counts.
 pub(super) const SMALL: usize = 2000;
-/// Inverse relative distances from the lower bound at which a search ends, fast or not; and the bound from which it may.
+/// Inverse relative distances from the lower bound at which a search ends, fast or not; and the bound from which it
+/// may.
 const CLOSE: [(usize, usize); 2] = [(50, 0), (200, SMALL)];
 /// Error of a product of f32 numbers, or of a step of their sum, where it underflows.
 const UNDERFLOW: f64 = f32::MIN_POSITIVE as f64 * f32::EPSILON as f64;

@@ -12,7 +12,8 @@ use crate::runtime::threads;
 const TRIALS: u32 = 24;
 /// Rows that a key is compared with at a time; most are decided after the first of these.
 const FIRST_ROWS: usize = 16;
-/// Rounds of exchanges, and keys that are tried in all of them for each key of the part, if that is more than asked for.
+/// Rounds of exchanges, and keys that are tried in all of them for each key of the part, if that is more than asked
+/// for.
 const EXCHANGES: usize = 8;
 const TRIED: usize = 16;
 /// Factor that covers the rounding of a part's weights.
