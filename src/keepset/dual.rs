@@ -369,10 +369,16 @@ impl Part {
             .collect();
         let stride = padded_stride(ramp.len());
         let mut weights = vec![0.0; r * stride];
+        // Products of two weights of a key that stands for several count so many times.
+        let several = ramp.partition_point(|&i| (i as usize) < self.standing.0);
+        let root = self.standing.1.sqrt();
         let gather = |(to, &row): (&mut [f32], &usize)| {
             let from = self.row(row);
             for (to, &i) in to.iter_mut().zip(&ramp) {
                 *to = from[i as usize];
+            }
+            for to in &mut to[..several] {
+                *to *= root;
             }
         };
         let each = weights.chunks_exact_mut(stride).zip(rows);

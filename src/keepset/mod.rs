@@ -22,6 +22,7 @@ mod by_queries;
 mod dual;
 mod family;
 mod frame;
+mod limits;
 mod overshoot;
 mod problem;
 mod queried;

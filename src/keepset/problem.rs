@@ -1,5 +1,7 @@
 //! Covering program of some rows: the weights of all columns in them, and the passes over the weights.
 
+use bytemuck::allocation::try_zeroed_vec;
+
 use super::frame::Frame;
 use super::source::Source;
 use crate::error::Error;
@@ -99,8 +101,15 @@ impl<'a> Problem<'a> {
         let parts = self.stride.div_ceil(Self::width(all)).saturating_add(4);
         check_memory("scores", all.saturating_mul(parts), 2 * size_of::<f64>())?;
         let start = self.weights.len();
-        room("scores", &mut self.weights, rows.len() * self.stride)?;
-        self.weights.resize(start + rows.len() * self.stride, 0.0);
+        let count = rows.len() * self.stride;
+        if start == 0 {
+            // Pages that nobody has written to: the threads that weigh do.
+            self.weights = try_zeroed_vec(count)
+                .map_err(|()| Error::NoMemory { argument: "scores", bytes: 4 * count })?;
+        } else {
+            room("scores", &mut self.weights, count)?;
+            self.weights.resize(start + count, 0.0);
+        }
         let to = &mut self.weights[start..];
         let found = match source.weigh(rows, self.stride, to) {
             Ok(found) => found,

@@ -10,7 +10,8 @@
 
 use super::bound::{Crossing, crossing};
 use super::dual::{Part, StepRule};
-use super::overshoot::{Limits, overshoot, tightest};
+use super::limits::{Limits, tightest};
+use super::overshoot::overshoot;
 use super::problem::{Best, Problem, SMALL, Term};
 use super::walk::walk;
 use crate::error::Error;

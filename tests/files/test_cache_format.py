@@ -122,7 +122,7 @@ def test_a_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
     with Cache(path) as cache:
         os.truncate(path, path.stat().st_size - 1)
         with pytest.raises(CertkError, match="ends early"):
-            cache.check_values(lambda _count: None)
+            cache.check_values()
         with pytest.raises(CertkError, match="was changed"):
             cache.file.check_unchanged(cache.file.identity)
 
@@ -283,7 +283,7 @@ def test_values_that_are_not_finite_are_named(
         Cache(path) as cache,
         pytest.raises(CertkError, match=rf"'layers.1.{role}' is -?(nan|inf) at \[0, 1, 2, 3\]"),
     ):
-        cache.check_values(lambda _count: None)
+        cache.check_values()
 
 
 def test_a_value_far_behind_is_named_by_its_place(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_value_far_behind_is_named_by_its_place(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_bytes(tensors, None))
     with Cache(path) as cache, pytest.raises(CertkError, match=r"at \[0, 3, 290000, 1\]"):
-        cache.check_values(lambda _count: None)
+        cache.check_values()
 
 
 @pytest.mark.filterwarnings("error")
@@ -305,7 +305,7 @@ def test_a_signalling_nan_is_named_without_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_bytes(tensors, None))
     with Cache(path) as cache, pytest.raises(CertkError, match=r"is nan at \[0, 0, 0, 0\]"):
-        cache.check_values(lambda _count: None)
+        cache.check_values()
 
 
 @pytest.mark.parametrize(

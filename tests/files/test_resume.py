@@ -504,10 +504,10 @@ def test_memory_that_a_file_claims_to_need_is_asked_for_before_it_is_read(
     assert source.stat().st_size > 274e9
     code = f"""
 import resource, sys
-from certk_rs._files.cache import Cache
+from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs import prune
 resource.setrlimit(resource.RLIMIT_AS, (1 << 35, 1 << 35))
-Cache.check_tensor = lambda *_: sys.exit("it was read")
+SafetensorsFile.read_into = lambda *_: sys.exit("it was read")
 [failure] = prune({str(source)!r}, {str(tmp_path / "out")!r}, 0.1, unit={unit!r}).failures
 print(failure.kind, failure.message)
 """

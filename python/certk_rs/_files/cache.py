@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ class Cache:
             self.file.close()
             raise
         self.others = tuple(name for name in entries if self.names.match(name) is None)
+        self._checks: dict[str, _TensorCheck] = {}
 
     def __enter__(self) -> Cache:
         return self
@@ -112,38 +113,64 @@ class Cache:
             for head in range(kv_head * group, (kv_head + 1) * group):
                 yield head, widen(query[head], layer.dtypes["query"]), keys
 
-    def check_values(self, progress: Callable[[int], None]) -> dict[str, TensorFacts]:
-        """Hash every tensor; NaN and infinities in a tensor of the cache are a `CertkError`.
+    def check_values(self) -> dict[str, TensorFacts]:
+        """Hash every tensor; NaN and infinities in a tensor of the cache are a `CertkError`."""
+        return {name: self.check_tensor(name) for name in self.file.header.entries}
 
-        `progress` is called with the number of bytes of every piece.
+    def check_while_reading(self, names: Iterable[str]) -> None:
+        """Check these tensors as `check_tensor` does as far as they are read in order.
+
+        `check_tensor` then reads only the rest.
         """
-        return {name: self.check_tensor(name, progress) for name in self.file.header.entries}
+        self._checks = {name: _TensorCheck(self, name) for name in names}
+        self.file.on_read = self._add
 
-    def check_tensor(self, name: str, progress: Callable[[int], None]) -> TensorFacts:
+    def _add(self, name: str, start: int, data: memoryview) -> None:
+        check = self._checks.get(name)
+        if check is not None and check.position == start:
+            check.add(np.frombuffer(data, np.uint8))
+
+    def check_tensor(self, name: str) -> TensorFacts:
         """Hash one tensor, as `check_values` does."""
-        entry = self.file.header.entries[name]
-        digest, position = hashlib.sha256(), 0
-        ours = FiniteCheck(entry.dtype) if self.names.match(name) is not None else None
-        for chunk in self.file.chunks(name):
-            # In parts that stay in the cache of a core for both.
-            for start in range(0, len(chunk), _PART):
-                part = chunk[start : start + _PART]
-                digest.update(part.data)
-                if ours is not None and (bad := ours.first_bad(part)) is not None:
-                    raise self._not_finite(name, part, bad, position + start)
-            position += len(chunk)
-            progress(len(chunk))
-        return TensorFacts(entry.dtype, entry.shape, digest.hexdigest())
+        check = self._checks.setdefault(name, _TensorCheck(self, name))
+        self.file.on_read = self._add
+        for _ in self.file.chunks(name, start=check.position):
+            pass
+        del self._checks[name]
+        return check.facts()
 
-    def _not_finite(
-        self, name: str, part: NDArray[np.uint8], bad: int, position: int
-    ) -> CertkError:
-        entry = self.file.header.entries[name]
+
+class _TensorCheck:
+    """Hash of a tensor so far; NaN and infinities in a tensor of the cache are an error."""
+
+    def __init__(self, cache: Cache, name: str) -> None:
+        self._path, self._name = cache.path, name
+        self._entry = entry = cache.file.header.entries[name]
+        self._digest, self.position = hashlib.sha256(), 0
+        self._finite = FiniteCheck(entry.dtype) if cache.names.match(name) is not None else None
+
+    def add(self, data: NDArray[np.uint8]) -> None:
+        """Take the bytes that follow."""
+        # In parts that stay in the cache of a core for both.
+        for start in range(0, len(data), _PART):
+            part = data[start : start + _PART]
+            self._digest.update(part.data)
+            if self._finite is not None and (bad := self._finite.first_bad(part)) is not None:
+                raise self._not_finite(part, bad)
+            self.position += len(part)
+
+    def facts(self) -> TensorFacts:
+        """Return the facts of the whole tensor."""
+        return TensorFacts(self._entry.dtype, self._entry.shape, self._digest.hexdigest())
+
+    def _not_finite(self, part: NDArray[np.uint8], bad: int) -> CertkError:
+        entry = self._entry
         stored = part.view(STORAGE[entry.dtype])
         with np.errstate(invalid="ignore"):  # a signalling NaN
             value = widen(stored[bad : bad + 1], entry.dtype)[0]
-        index = np.unravel_index(bad + position // stored.itemsize, entry.shape)
+        index = np.unravel_index(bad + self.position // stored.itemsize, entry.shape)
         place = ", ".join(str(int(axis)) for axis in index)
         return CertkError(
-            f"{self.path}: tensor {quote(name)} is {value} at [{place}]: a cache must be finite"
+            f"{self._path}: tensor {quote(self._name)} is {value} at [{place}]: a cache must be "
+            "finite"
         )

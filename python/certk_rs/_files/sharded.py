@@ -56,6 +56,8 @@ class ShardedFile(SafetensorsFile):
     def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
         """Fill all of `buffer` (bytes) with those of a tensor from byte `start` on."""
         self._home[name].read_into(name, buffer, start)
+        if self.on_read is not None:
+            self.on_read(name, start, buffer)
 
     def current_identity(self) -> Identity:
         """Return the present identities of the index and of all parts."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,7 +39,11 @@ class SafetensorsFile:
         header: The checked header.
         identity: The identity of these bytes (see `reader`).
         size: The bytes of all files, headers included.
+        on_read: If not None, it is called with the name, the first byte and the bytes of every read
+            of a tensor.
     """
+
+    on_read: Callable[[str, int, memoryview], None] | None = None
 
     def __init__(self, path: Place) -> None:
         self.path = locate(path)
@@ -66,6 +70,8 @@ class SafetensorsFile:
         if start < 0 or start + len(buffer) > entry.stop - entry.start:
             raise AssertionError(f"{name}: bytes {start}:{start + len(buffer)} are not all its own")
         self._reader.read_into(len(self.header.raw) + entry.start + start, buffer)
+        if self.on_read is not None:
+            self.on_read(name, start, buffer)
 
     def header_sha256s(self) -> list[str]:
         """Return SHA-256 of all that precedes the data of each file, hexadecimal.
@@ -94,14 +100,19 @@ class SafetensorsFile:
         """Return the error for files that were changed meanwhile."""
         return CertkError(f"{self.path} was changed while it was being used: run the command again")
 
-    def chunks(self, name: str, most: int = _CHUNK) -> Iterator[NDArray[np.uint8]]:
-        """Yield the raw bytes of a tensor, `most` at a time; each piece reuses the memory."""
+    def chunks(
+        self, name: str, most: int = _CHUNK, *, start: int = 0
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yield the raw bytes of a tensor from byte `start` on, `most` at a time.
+
+        Each piece reuses the memory.
+        """
         entry = self.header.entries[name]
         count = entry.stop - entry.start
-        memory = np.empty(min(most, count), np.uint8)
-        for start in range(0, count, most):
-            piece = memory[: min(most, count - start)]
-            self.read_into(name, piece.data, start)
+        memory = np.empty(min(most, count - start), np.uint8)
+        for at in range(start, count, most):
+            piece = memory[: min(most, count - at)]
+            self.read_into(name, piece.data, at)
             yield piece
 
     def raw(self, name: str) -> NDArray[np.uint8]:

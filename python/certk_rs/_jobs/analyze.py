@@ -361,7 +361,7 @@ def analyze_cache(
     heads: list[HeadAnalysis] = []
     with Cache(source.location, names, layout) as cache:
         every = sum(layer.heads for layer in cache.layers)
-        cache.check_values(lambda _: None)
+        cache.check_values()
         for layer in cache.layers:
             rows = _rows(cache, layer)
             for head, scores, lengths in rows:

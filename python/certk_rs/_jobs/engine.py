@@ -99,11 +99,12 @@ def run_unit(unit: Unit, threads: int | None) -> UnitResult:
     # Asked for and let go of: a file may claim to be of any size.
     np.empty(unit.needs, np.uint8)
     with unit.input.read() as cache:
-        facts = {name: cache.check_tensor(name, lambda _: None) for name in unit.hashes}
+        cache.check_while_reading(unit.hashes)
         answers: tuple[Answer, ...] = ()
         if unit.ask is not None:
             layers = [layer for layer in cache.layers if layer.index in unit.layers]
             answers = choose_layers(cache, layers, unit.heads, unit.ask, threads)
+        facts = {name: cache.check_tensor(name) for name in unit.hashes}
         cache.file.check_unchanged(unit.input.identity)
     return UnitResult(answers, facts, time.monotonic() - begun)
 
@@ -111,7 +112,7 @@ def run_unit(unit: Unit, threads: int | None) -> UnitResult:
 def hash_now(given: Input, tensor: str) -> TensorFacts:
     """Return the facts of a tensor as it is now; raises as a unit does."""
     with given.read() as cache:
-        return cache.check_tensor(tensor, lambda _: None)
+        return cache.check_tensor(tensor)
 
 
 def pack(result: UnitResult) -> bytes:
