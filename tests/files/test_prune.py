@@ -371,3 +371,28 @@ def test_an_output_behind_a_url_that_exists_is_named_by_its_url(tmp_path: Path) 
     prune(tmp_path / "x.safetensors", out, 0.1)
     with pytest.raises(CertkError, match=re.escape(f"{out}/x.safetensors exists already")):
         prune(tmp_path / "x.safetensors", out, 0.1)
+
+
+@pytest.mark.parametrize("layout", ["hnd", "nhd"])
+def test_queries_are_read_once_and_keys_and_values_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """What is read to choose is hashed as it comes; kept rows are read again to be copied."""
+    tensors = cache_tensors(n=30, m=5)
+    if layout == "nhd":
+        for name, (dtype, (one, heads, rows, d), data) in tensors.items():
+            array = np.frombuffer(data, np.uint16).reshape(heads, rows, d).swapaxes(0, 1)
+            tensors[name] = dtype, (one, rows, heads, d), array.tobytes()
+    source = tmp_path / "x.safetensors"
+    source.write_bytes(safetensors_bytes(tensors, None))
+    read: dict[str, int] = {}
+    plain = SafetensorsFile.read_into
+
+    def counted(self: Any, name: str, buffer: memoryview, start: int = 0) -> None:
+        read[name] = read.get(name, 0) + len(buffer)
+        plain(self, name, buffer, start)
+
+    monkeypatch.setattr(SafetensorsFile, "read_into", counted)
+    job(tmp_path, unit="layer", layout=layout)
+    times = {name: read[name] / len(data) for name, (_, _, data) in tensors.items()}
+    assert times == {name: 1 if "query" in name else 2 for name in tensors}
