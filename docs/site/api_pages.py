@@ -62,6 +62,7 @@ ELSEWHERE = {
     "key_index": "certk_rs.KeyIndex",
     "kv_index": "certk_rs.KvIndex",
     "output": "certk_rs.bounds.output_error",
+    "paged_rows": "certk_rs.PagedRows",
     "ragged_rows": "certk_rs.RaggedRows",
     "results": "certk_rs",
     "selection": "certk_rs.select",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .kept_rows import KeptRows
     from .key_index import KeyIndex
     from .kv_index import KvIndex
+    from .paged_rows import PagedRows
     from .ragged_rows import RaggedRows
     from .results import (
         AttentionResult,
@@ -43,6 +44,7 @@ __all__ = [
     "KeptRows",
     "KeyIndex",
     "KvIndex",
+    "PagedRows",
     "RaggedRows",
     "RecallResult",
     "Rung",
@@ -79,6 +81,7 @@ _NAMES = {
     "kept_rows": ("KeptRows",),
     "key_index": ("KeyIndex",),
     "kv_index": ("KvIndex",),
+    "paged_rows": ("PagedRows",),
     "ragged_rows": ("RaggedRows",),
     "results": (
         *("AttentionResult", "Certificate", "KeepSet", "RecallResult", "Rung", "SearchResult"),

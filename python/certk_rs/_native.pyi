@@ -66,6 +66,8 @@ __version__: str
 
 # An array and the name of its dtype.
 _Stored = tuple[NDArray[Any], str]
+# Or with numbers of pages and how many rows each sequence has.
+_MaybePaged = _Stored | tuple[NDArray[Any], str, NDArray[np.uint32], list[int]]
 _Rows = tuple[
     _Stored,  # scores
     object,  # kind
@@ -154,12 +156,12 @@ class KeyIndex:
     """Codes of keys (..., n, d); queries q are (..., m, d)."""
 
     @staticmethod
-    def build(keys: _Stored, bits: int, rotate: object, threads: object) -> KeyIndex: ...
-    def append(self, keys: _Stored, threads: object) -> None: ...
+    def build(keys: _MaybePaged, bits: int, rotate: object, threads: object) -> KeyIndex: ...
+    def append(self, keys: _MaybePaged, threads: object) -> None: ...
     def search(
         self,
         q: _Stored,
-        keys: _Stored | None,
+        keys: _MaybePaged | None,
         eps: float | NDArray[np.float64] | None,
         batch: tuple[int, ...],
         how: tuple[
@@ -188,7 +190,7 @@ class KeyIndex:
         batch: tuple[int, ...],
         how: _Weighing,
     ) -> Recalled: ...
-    def check(self, keys: _Stored, threads: object) -> None: ...
+    def check(self, keys: _MaybePaged, threads: object) -> None: ...
     def write_to(self, file: BinaryIO) -> None: ...
     @staticmethod
     def read_from(file: BinaryIO) -> KeyIndex:
@@ -216,15 +218,15 @@ class ValueIndex:
     """Codes of values (..., n, d)."""
 
     @staticmethod
-    def build(values: _Stored, bits: int, threads: object) -> ValueIndex: ...
+    def build(values: _MaybePaged, bits: int, threads: object) -> ValueIndex: ...
     def append_beside(
-        self, values: _Stored, index: KeyIndex, keys: _Stored, threads: object
+        self, values: _MaybePaged, index: KeyIndex, keys: _MaybePaged, threads: object
     ) -> None:
         """Append to both indexes, or on an error to neither."""
 
     def crop(self, len: int) -> None: ...
     def take(self, entries: list[int]) -> ValueIndex: ...
-    def check(self, values: _Stored, threads: object) -> None: ...
+    def check(self, values: _MaybePaged, threads: object) -> None: ...
     def write_to(self, file: BinaryIO) -> None: ...
     @staticmethod
     def read_from(file: BinaryIO) -> ValueIndex:
@@ -369,7 +371,7 @@ def keep_set(
 # (rows,), rows = blocks, heads, queries in order. The result has the shape of the queries of a
 # single block, else (rows,).
 def keep_set_of_queries(
-    blocks: Sequence[tuple[_Stored, _Stored, float]],
+    blocks: Sequence[tuple[_Stored, _MaybePaged, float]],
     eps: float | NDArray[np.float64],
     counted: NDArray[np.bool_] | None,
     given: NDArray[np.bool_] | None,  # the keys (n,) that are kept, where that is decided already
@@ -387,7 +389,7 @@ def keep_set_of_queries(
 # queries (heads, m, d), keys (kv_heads, n, d), float32 or half; out (heads, m, n) in C order.
 def products(
     queries: _Stored,
-    keys: _Stored,
+    keys: _MaybePaged,
     causal_offset: object,
     out: NDArray[np.float64],
     threads: object,
@@ -433,13 +435,13 @@ def smallest_k(
 ) -> NDArray[np.int64]: ...
 def output_error(
     rows: _Rows,
-    values: _Stored,
+    values: _MaybePaged,
     keep: _Keep,
     threads: object,
 ) -> OutputBounds: ...
 def select_output(
     rows: _Rows,
-    values: _Stored,
+    values: _MaybePaged,
     out_tol: float | NDArray[np.float64],
     threads: object,
 ) -> OutputSelected: ...
@@ -492,8 +494,8 @@ class ValueBall:
     """A ball around the values of each head; values (..., n, d_v)."""
 
     @staticmethod
-    def build(values: _Stored, threads: object) -> ValueBall: ...
-    def append(self, values: _Stored) -> None: ...
+    def build(values: _MaybePaged, threads: object) -> ValueBall: ...
+    def append(self, values: _MaybePaged) -> None: ...
     def parts(self) -> tuple[list[int], list[NDArray[np.float64]]]:
         """Return the shape of the values, and of each head the centre and behind it the radius."""
     @staticmethod
@@ -527,8 +529,8 @@ class Attended:
 
 def attention_of_ragged(
     q: _Stored,
-    k: _Stored,
-    v: _Stored,
+    k: _MaybePaged,
+    v: _MaybePaged,
     heads: tuple[list[int], list[int], list[int]],  # batch axes, starts and counts in rows
     loss: tuple[float | NDArray[np.float64] | None, ...],  # as in `attention`
     how: tuple[object, object, bool, bool],
@@ -551,8 +553,8 @@ def attention_from_codes(
 ) -> Attended: ...
 def attention(
     q: _Stored,
-    k: _Stored,
-    v: _Stored,
+    k: _MaybePaged,
+    v: _MaybePaged,
     index: KeyIndex | tuple[NDArray[Any], ...] | None,
     loss: tuple[
         float | NDArray[np.float64] | None,  # eps

@@ -9,6 +9,7 @@ from . import _native
 from ._arrays import coerce
 from ._arrays.rows import as_native_rows, budgets
 from .errors import CertkError
+from .paged_rows import RowsLike, native_rows
 from .results import KeepSet, Status
 
 
@@ -79,7 +80,7 @@ def keep_set(
 
 def keep_set_of_queries(
     queries: ArrayLike,
-    keys: ArrayLike,
+    keys: RowsLike,
     eps: ArrayLike,
     *,
     scale: float | None = None,
@@ -125,11 +126,11 @@ def keep_set_of_queries(
         CertkError: Bad input; the message names the argument and the place.
     """
     stored = array, _ = coerce.as_native_floats("queries", queries)
-    stored_keys = coerce.as_native_floats("keys", keys)
-    for name, vectors in (("queries", array), ("keys", stored_keys[0])):
-        if vectors.ndim not in (2, 3) or vectors.shape[-1] == 0:
+    stored_keys, of_keys = native_rows("keys", keys)
+    for name, shape in (("queries", array.shape), ("keys", of_keys)):
+        if len(shape) not in (2, 3) or shape[-1] == 0:
             raise CertkError(
-                f"{name} has shape {vectors.shape}; pass (count, d) or (heads, count, d), d >= 1"
+                f"{name} has shape {shape}; pass (count, d) or (heads, count, d), d >= 1"
             )
     found = _native.keep_set_of_queries(
         [(stored, stored_keys, _scale(scale, array.shape[-1]))],

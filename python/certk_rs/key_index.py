@@ -23,6 +23,7 @@ from ._arrays import coerce
 from ._arrays.rows import budgets
 from ._files.atomic import NewFile, names_the_file
 from .errors import CertkError
+from .paged_rows import RowsLike, native_rows
 from .results import RecallResult, SearchResult
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class KeyIndex:
     @classmethod
     def build(
         cls,
-        keys: ArrayLike,
+        keys: RowsLike,
         *,
         bits: int = 8,
         rotate: bool | None = None,
@@ -83,21 +84,22 @@ class KeyIndex:
         """Encode keys, in parallel.
 
         Args:
-            keys: (n, d) or (..., kv_heads, n, d); float32, float16 or bfloat16, all finite.
+            keys: (n, d) or (..., kv_heads, n, d), or `PagedRows` of one sequence; float32, float16
+                or bfloat16, all finite.
             bits: 8 of each entry, or 12 or 16: the others are a low plane, read for the few keys of
                 a row that are too heavy for one byte (`KvIndex.attention`).
             rotate: Whether keys are turned by a Hadamard matrix before they are rounded, which
                 helps where few entries of each key are large; None decides by a sample.
             keep_keys: Keep a reference to `keys` (no copy), so that searches need not be given
-                them again. What is referred to must not be written to.
+                them again. What is referred to must not be written to. Pages are not kept.
             threads: Number of threads; None for all available.
 
         Raises:
             CertkError: Bad input, also float64, NaN or infinite keys; names the place.
         """
-        stored = array, _ = _as_native_keys(keys)
+        stored, _ = native_rows("keys", keys)
         index = _native.KeyIndex.build(stored, key_bits(bits), rotate, threads)
-        return cls(index, array if keep_keys else None)
+        return cls(index, stored[0] if keep_keys and len(stored) == 2 else None)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -137,7 +139,7 @@ class KeyIndex:
             f"KeyIndex(shape={self.shape}, {self.dtype} keys {kept}, {per_key:.4g} bytes per key)"
         )
 
-    def append(self, keys: ArrayLike, *, threads: int | None = None) -> None:
+    def append(self, keys: RowsLike, *, threads: int | None = None) -> None:
         """Append keys (..., m, d) of the index's other axes and dtype, in time proportional to m.
 
         They are centred, turned and rounded as those from which the index was built. So an index
@@ -149,16 +151,22 @@ class KeyIndex:
             CertkError: Bad input; names the place.
         """
         stored = _as_native_keys(keys)
-        self._grow(stored[0], lambda: self._index.append(stored, threads))
+        self._grow(stored, lambda: self._index.append(stored, threads))
 
-    def _grow(self, array: NDArray[Any], append: Callable[[], None]) -> None:
+    def _grow(self, stored: tuple[Any, ...], append: Callable[[], None]) -> None:
         """Run `append`, and keep the keys that it appends if keys are kept."""
+        array, _, *pages = stored
         with self._appending:
             n = len(self)
             kept = self._kept
             if kept is None or array.ndim < 2:
                 append()
                 return
+            if pages:
+                raise CertkError(
+                    "keys are PagedRows, and this index keeps its keys in one array: build it with "
+                    "keep_keys=False"
+                )
             # Room first: what fails must fail before the codes grow.
             more = array.shape[-2]
             need, room = n + more, self._room
@@ -177,7 +185,7 @@ class KeyIndex:
         q: ArrayLike,
         eps: ArrayLike | None,
         *,
-        keys: ArrayLike | None = None,
+        keys: RowsLike | None = None,
         scale: float | None = None,
         rule: Rule = "mass",
         k: int | None = None,
@@ -318,7 +326,7 @@ class KeyIndex:
         queries = array.reshape(1, -1) if array.ndim == 1 else array
         return array, (queries, dtype), (scale, counts, seen, threads)
 
-    def check(self, keys: ArrayLike | None = None, *, threads: int | None = None) -> None:
+    def check(self, keys: RowsLike | None = None, *, threads: int | None = None) -> None:
         """Compare keys, all of them, with those that the index was built of, bit for bit.
 
         A fingerprint of 128 bits, taken when keys are built or appended, is compared with that of
@@ -352,7 +360,7 @@ class KeyIndex:
         return cls(_native.KeyIndex.read_from(stream), None)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], keys: ArrayLike | None = None) -> Self:
+    def load(cls, path: str | os.PathLike[str], keys: RowsLike | None = None) -> Self:
         """Read what `save` wrote.
 
         Args:
@@ -376,7 +384,7 @@ class KeyIndex:
         if keys is not None:
             stored = _as_native_keys(keys)
             index._index.check(stored, None)
-            index._room, _ = stored
+            index._room = stored[0] if len(stored) == 2 else None
         return index
 
     def arrays(self) -> list[NDArray[Any]]:
@@ -397,13 +405,13 @@ class KeyIndex:
             stacked.append(rows.reshape(*self.shape[:-2], most))
         return stacked
 
-    def _given(self, keys: ArrayLike | None) -> tuple[NDArray[Any], str] | None:
+    def _given(self, keys: RowsLike | None) -> tuple[Any, ...] | None:
         """Return the keys of a call, or else those of the index."""
         if keys is None:
             return None if self._kept is None else (self._kept, self.dtype)
         return _as_native_keys(keys)
 
-    def _needed(self, keys: ArrayLike | None, remedy: str) -> tuple[NDArray[Any], str]:
+    def _needed(self, keys: RowsLike | None, remedy: str) -> tuple[Any, ...]:
         given = self._given(keys)
         if given is None:
             raise CertkError(f"keys are needed: the index does not keep them; {remedy}")
@@ -457,5 +465,5 @@ def _in_rows(array: NDArray[Any]) -> NDArray[Any]:
     return coerce.lay_out(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
 
 
-def _as_native_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:
-    return coerce.as_native_floats("keys", keys)
+def _as_native_keys(keys: RowsLike) -> tuple[Any, ...]:
+    return native_rows("keys", keys)[0]

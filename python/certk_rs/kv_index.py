@@ -20,12 +20,13 @@ from ._arrays.attended import like, sight_of
 from .errors import CertkError
 from .kept_rows import KeptRows
 from .key_index import KeyIndex, key_bits, written
+from .paged_rows import RowsLike, native_rows
 from .results import AttentionResult
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_Stored = tuple[NDArray[Any], str]
+_Stored = tuple[Any, ...]
 
 
 class KvIndex(KeyIndex):
@@ -50,8 +51,8 @@ class KvIndex(KeyIndex):
     @classmethod
     def build(  # type: ignore[override]
         cls,
-        keys: ArrayLike,
-        values: ArrayLike,
+        keys: RowsLike,
+        values: RowsLike,
         *,
         bits: int = 8,
         rotate: bool | None = None,
@@ -81,7 +82,8 @@ class KvIndex(KeyIndex):
             raise CertkError(f"value_bits is {value_bits!r}: pass 8 or 4")
         index = _native.KeyIndex.build(stored, key_bits(bits), rotate, threads)
         native_values = _native.ValueIndex.build(beside, int(value_bits), threads)
-        return cls(index, stored[0] if keep_keys else None, native_values)
+        kept = stored[0] if keep_keys and len(stored) == 2 else None
+        return cls(index, kept, native_values)
 
     @property
     def value_bits(self) -> int:
@@ -102,7 +104,11 @@ class KvIndex(KeyIndex):
         )
 
     def append(  # type: ignore[override]
-        self, keys: ArrayLike, values: ArrayLike, *, threads: int | None = None
+        self,
+        keys: RowsLike,
+        values: RowsLike,
+        *,
+        threads: int | None = None,
     ) -> None:
         """Append keys (..., m, d) and the values (..., m, d_v) beside them, as `KeyIndex.append`.
 
@@ -113,7 +119,7 @@ class KvIndex(KeyIndex):
         """
         stored, beside = _pair(keys, values)
         append = self._values.append_beside
-        self._grow(stored[0], lambda: append(beside, self._index, stored, threads))
+        self._grow(stored, lambda: append(beside, self._index, stored, threads))
 
     def attention(
         self,
@@ -207,8 +213,8 @@ class KvIndex(KeyIndex):
 
     def check(
         self,
-        keys: ArrayLike | None = None,
-        values: ArrayLike | None = None,
+        keys: RowsLike | None = None,
+        values: RowsLike | None = None,
         *,
         threads: int | None = None,
     ) -> None:
@@ -225,7 +231,7 @@ class KvIndex(KeyIndex):
         self._values.check(_as_native_values(values), threads)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], keys: ArrayLike | None = None) -> Self:
+    def load(cls, path: str | os.PathLike[str], keys: RowsLike | None = None) -> Self:
         """Read what `save` wrote: the file of the keys, followed by that of the values.
 
         Args:
@@ -278,16 +284,16 @@ def _values_of_file(values: NDArray[np.uint8]) -> _native.ValueIndex:
     return _native.ValueIndex.read_from(io.BytesIO(values.data))
 
 
-def _as_native_values(values: ArrayLike) -> _Stored:
-    return coerce.as_native_floats("values", values)
+def _as_native_values(values: RowsLike) -> _Stored:
+    return native_rows("values", values)[0]
 
 
-def _pair(keys: ArrayLike, values: ArrayLike) -> tuple[_Stored, _Stored]:
+def _pair(keys: RowsLike, values: RowsLike) -> tuple[_Stored, _Stored]:
     """Return keys and the values beside them, as `_native` takes them."""
-    stored, beside = coerce.as_native_floats("keys", keys), _as_native_values(values)
-    if stored[0].shape[:-1] != beside[0].shape[:-1]:
+    (stored, shape), (beside, others) = native_rows("keys", keys), native_rows("values", values)
+    if shape[:-1] != others[:-1]:
         raise CertkError(
-            f"values have shape {beside[0].shape}, keys {stored[0].shape}: pass a value for each "
-            "key, so that all axes but the last agree"
+            f"values have shape {others}, keys {shape}: pass a value for each key, so that all "
+            "axes but the last agree"
         )
     return stored, beside

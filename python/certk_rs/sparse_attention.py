@@ -13,6 +13,7 @@ from ._arrays.attended import like, sight_of
 from .errors import CertkError
 from .key_index import IndexArrays, KeyIndex
 from .kv_index import KvIndex
+from .paged_rows import PagedRows, RowsLike, native_rows
 from .ragged_rows import RaggedRows
 from .results import AttentionResult
 
@@ -20,6 +21,9 @@ _Shape = tuple[int, ...]
 
 Weights = Literal["codes", "exact"]
 """Sources of weights: codes and short floats as well, or exact scores alone."""
+
+
+_KINDS = (RaggedRows, PagedRows)
 
 
 class ValueBall:
@@ -74,8 +78,8 @@ class ValueBall:
 
 def attention(
     q: ArrayLike,
-    k: ArrayLike | RaggedRows,
-    v: ArrayLike | RaggedRows,
+    k: RowsLike | RaggedRows,
+    v: RowsLike | RaggedRows,
     eps: ArrayLike | None = None,
     *,
     index: KeyIndex | IndexArrays | None = None,
@@ -105,6 +109,7 @@ def attention(
             query heads h * heads / kv_heads and on share the keys of kv head h.
         v: Values (..., kv_heads, n, d_v), or (n, d_v). Where heads have different numbers of keys,
             pass k and v as `RaggedRows`; a mask then has an entry for each key of the longest.
+            Where they lie in pages, pass `PagedRows`.
         eps: Budget of dropped softmax mass, 0 <= eps < 1: a number, or one per row, of shape
             q.shape[:-1]. 0 is plain attention. Exactly one of eps and out_tol is given.
         index: A `KeyIndex` of exactly these keys, or its `IndexArrays`; most keys are then judged
@@ -157,28 +162,29 @@ def attention(
         index._values if isinstance(index, KvIndex | IndexArrays) else None,
     )
     loss = (_budget("eps", eps, batch), _budget("out_tol", out_tol, batch))
-    if isinstance(k, RaggedRows) or isinstance(v, RaggedRows):
-        if not (isinstance(k, RaggedRows) and isinstance(v, RaggedRows)):
-            raise CertkError("one of k and v is a RaggedRows; pass two, with the same heads")
+    how = (scale, even_if_slower, weights == "exact")
+    if type(k) is not type(v) and (isinstance(k, _KINDS) or isinstance(v, _KINDS)):
+        raise CertkError(
+            f"k is a {type(k).__name__}, v a {type(v).__name__}; pass two of a kind, with the same "
+            "heads"
+        )
+    if isinstance(k, RaggedRows) or isinstance(v, RaggedRows) or _of_several(k):
         if index is not None or ball is not None:
-            raise CertkError("index and ball go with heads of equal lengths, not with RaggedRows")
-        (stored_keys, heads), (stored_values, others) = k._parts("k"), v._parts("v")
+            raise CertkError("index and ball go with one sequence whose heads have equal lengths")
+        stored_keys, heads, longest, _ = _uneven("k", k)
+        stored_values, others, _, d_v = _uneven("v", v)
         if heads != others:
             raise CertkError("k and v have other starts or counts; pass values beside their keys")
+        sight = sight_of(batch, longest, seen, of_values, threads)
         found = _native.attention_of_ragged(
-            stored,
-            stored_keys,
-            stored_values,
-            heads,
-            loss,
-            (scale, even_if_slower, weights == "exact", False),
-            sight_of(batch, max(heads[2], default=0), seen, of_values, threads),
+            stored, stored_keys, stored_values, heads, loss, (*how, False), sight
         )
-        d_v = stored_values[0].shape[-1]
     else:
-        stored_keys = keys, _ = coerce.as_native_floats("k", k)
-        stored_values = values, _ = coerce.as_native_floats("v", v)
-        n = keys.shape[-2] if keys.ndim > 1 else None
+        stored_keys, shape = native_rows("k", k)
+        stored_values, value_shape = native_rows("v", v)
+        if isinstance(k, PagedRows) and isinstance(index, IndexArrays):
+            raise CertkError("index is an IndexArrays; with PagedRows pass a KeyIndex or a KvIndex")
+        n, d_v = shape[-2] if len(shape) > 1 else None, value_shape[-1]
         # Without an index all keys are read, one after the other.
         mapped = index is not None and (coerce.is_mapped(k) or coerce.is_mapped(v))
         found = _native.attention(
@@ -187,12 +193,27 @@ def attention(
             stored_values,
             None if index is None else index._index,
             loss,
-            (scale, even_if_slower, weights == "exact", mapped),
+            (*how, mapped),
             sight_of(batch, n, seen, of_values, threads),
         )
-        d_v = values.shape[-1]
     out = like(q, found.out.reshape(*batch, d_v), dtype)
     return AttentionResult._of(found, out=out)
+
+
+def _of_several(rows: object) -> bool:
+    return isinstance(rows, PagedRows) and not rows.is_of_one
+
+
+def _uneven(name: str, rows: Any) -> tuple[Any, tuple[list[int], list[int], list[int]], int, int]:
+    """Return rows of heads of different numbers, the heads, the longest, and the entries of a row.
+
+    Pages tell their heads themselves.
+    """
+    if isinstance(rows, PagedRows):
+        stored, shape = rows._parts(name)
+        return stored, ([], [], stored[3]), shape[-2], shape[-1]
+    stored, heads = rows._parts(name)
+    return stored, heads, max(heads[2], default=0), stored[0].shape[-1]
 
 
 def need_weights(weights: str) -> None:

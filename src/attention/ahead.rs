@@ -16,9 +16,9 @@ struct Rows {
 }
 
 impl Rows {
-    fn of(vectors: &Vectors<'_>, head: usize) -> Self {
-        let (at, step, len) = for_dtype!(vectors.data, stored => stored.matrix(head).place());
-        Rows { at, step, len }
+    fn of(vectors: &Vectors<'_>, head: usize) -> Option<Self> {
+        let (at, step, len) = for_dtype!(vectors.data, stored => stored.matrix(head).place())?;
+        Some(Rows { at, step, len })
     }
 
     /// Returns keys and values of a position as one row, if they are adjacent.
@@ -61,7 +61,10 @@ impl AttentionJob<'_> {
             return;
         }
         let Some(page) = page_size() else { return };
-        let (keys, values) = (Rows::of(self.keys, head), Rows::of(self.values, head));
+        let (Some(keys), Some(values)) = (Rows::of(self.keys, head), Rows::of(self.values, head))
+        else {
+            return;
+        };
         match keys.with(values) {
             Some(both) => both.ask_for(lists, page),
             None => [keys, values].into_iter().for_each(|rows| rows.ask_for(lists, page)),

@@ -145,7 +145,7 @@ fn best_offers(
     Ok((offers, others))
 }
 
-/// What columns take from rows, in units of their budgets, column after column.
+/// Charges of columns to rows, in units of their budgets, column after column.
 struct Charges {
     charges: Vec<f32>,
     rows: usize,

@@ -20,7 +20,38 @@ pub(crate) struct Keys<'a, E> {
     count: usize,
     stride: usize,
     dim: usize,
+    /// The pages in which rows lie `stride` apart, if they lie in pages.
+    pages: Option<Pages<'a>>,
     rows: PhantomData<&'a [E]>,
+}
+
+/// Pages of as many rows each, a power of two.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pages<'a> {
+    /// Number of each page.
+    pub(super) table: &'a [u32],
+    /// Distance of pages, in elements.
+    pub(super) stride: usize,
+    /// Logarithm of the rows of a page.
+    pub(super) log_rows: u32,
+    /// Rows before the first.
+    pub(super) before: usize,
+}
+
+impl Pages<'_> {
+    /// Returns the offset of a row, where rows of a page are so far apart.
+    #[inline(always)]
+    pub(super) fn offset(&self, at: usize, stride: usize) -> usize {
+        let at = self.before + at;
+        let within = at & ((1 << self.log_rows) - 1);
+        self.table[at >> self.log_rows] as usize * self.stride + within * stride
+    }
+
+    /// Returns `true` if rows lie in one page.
+    fn are_together(&self, from: usize, count: usize) -> bool {
+        let page = |at: usize| (self.before + at) >> self.log_rows;
+        page(from) == page(from + count - 1)
+    }
 }
 
 // SAFETY: it is read only, like the references that it stands for.
@@ -35,12 +66,27 @@ impl<'a, E: Element> Keys<'a, E> {
             None => 0,
             Some(rest) => rest.checked_div(stride).map_or(usize::MAX, |whole| whole + 1),
         };
-        Keys { start: NonNull::from(data).cast(), count, stride, dim, rows: PhantomData }
+        let start = NonNull::from(data).cast();
+        Keys { start, count, stride, dim, pages: None, rows: PhantomData }
     }
 
-    /// Asks for that many rows from a place on, borrowed for the lifetime.
-    pub(super) unsafe fn at(start: NonNull<E>, count: usize, stride: usize, dim: usize) -> Self {
-        Keys { start, count, stride, dim, rows: PhantomData }
+    /// Asks for that many rows from a place on, in pages or not, borrowed for the lifetime.
+    pub(super) unsafe fn at(
+        start: NonNull<E>,
+        count: usize,
+        stride: usize,
+        dim: usize,
+        pages: Option<Pages<'a>>,
+    ) -> Self {
+        Keys { start, count, stride, dim, pages, rows: PhantomData }
+    }
+
+    #[inline(always)]
+    fn offset(&self, at: usize) -> usize {
+        match &self.pages {
+            None => at * self.stride,
+            Some(pages) => pages.offset(at, self.stride),
+        }
     }
 
     pub(crate) fn dim(&self) -> usize {
@@ -51,7 +97,7 @@ impl<'a, E: Element> Keys<'a, E> {
     pub(crate) fn row(&self, at: usize) -> &'a [E] {
         assert!(at < self.count, "a row that is not there");
         // SAFETY: that of the file: the row is there.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at * self.stride), self.dim) }
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(self.offset(at)), self.dim) }
     }
 
     /// Returns `true` if rows are whole groups.
@@ -64,11 +110,17 @@ impl<'a, E: Element> Keys<'a, E> {
     pub(crate) fn behind(self, at: usize) -> Self {
         match self.count.checked_sub(at) {
             None | Some(0) => Keys { count: 0, ..self },
-            Some(count) => {
-                // SAFETY: that of the file: the row is there.
-                let start = unsafe { self.start.add(at * self.stride) };
-                Keys { start, count, ..self }
-            }
+            Some(count) => match self.pages {
+                Some(pages) => {
+                    let pages = Some(Pages { before: pages.before + at, ..pages });
+                    Keys { count, pages, ..self }
+                }
+                None => {
+                    // SAFETY: that of the file: the row is there.
+                    let start = unsafe { self.start.add(at * self.stride) };
+                    Keys { start, count, ..self }
+                }
+            },
         }
     }
 
@@ -92,27 +144,31 @@ impl<'a, E: Element> Keys<'a, E> {
         }
     }
 
-    /// Returns the address of a row that may be behind the last one, to be prefetched.
+    /// Returns how far behind a row that row is which comes so many later, in elements; 0 if rows lie in pages.
     #[inline(always)]
-    pub(super) fn ahead(&self, at: usize) -> *const E {
-        self.start.as_ptr().wrapping_add(at.wrapping_mul(self.stride))
+    pub(super) fn distance(&self, rows: usize) -> usize {
+        if self.pages.is_none() { rows * self.stride } else { 0 }
     }
 
-    /// Returns consecutive rows in place, if they are f32.
+    /// Returns consecutive rows in place, if they are f32, and of one page if there are pages.
     pub(super) fn lend(&self, from: usize, count: usize) -> Option<Lent<'a>>
     where
         E: Element<Scalar = f32>,
     {
         assert!(count > 0 && from < self.count && count <= self.count - from);
         E::scalars(self.row(from))?;
+        if self.pages.is_some_and(|pages| !pages.are_together(from, count)) {
+            return None;
+        }
         // SAFETY: that of the file: the row is there. A slice of it would not reach the next.
-        let start = unsafe { self.start.as_ptr().add(from * self.stride) }.cast();
+        let start = unsafe { self.start.as_ptr().add(self.offset(from)) }.cast();
         Some(Lent { start, count, width: self.dim, stride: self.stride, rows: PhantomData })
     }
 
-    /// Returns the address of the first row, the distance of rows and their length, in bytes.
-    pub(crate) fn place(&self) -> (usize, usize, usize) {
-        (self.start.as_ptr() as usize, self.stride * size_of::<E>(), self.dim * size_of::<E>())
+    /// Returns the address of the first row, the distance of rows and their length, in bytes; `None` for rows in pages.
+    pub(crate) fn place(&self) -> Option<(usize, usize, usize)> {
+        let (stride, len) = (self.stride * size_of::<E>(), self.dim * size_of::<E>());
+        self.pages.is_none().then_some((self.start.as_ptr() as usize, stride, len))
     }
 
     /// Loads the sixteen entries from `at` on, with zeros behind the last.

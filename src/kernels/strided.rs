@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use super::isa::Element;
-use super::matrix::Keys;
+use super::matrix::{Keys, Pages};
 
 /// Layout of rows of one length: axes, and their strides in elements.
 #[derive(Debug, Clone)]
@@ -91,11 +91,36 @@ fn along(axes: &[usize], strides: &[usize], entry: usize) -> usize {
     offset
 }
 
+/// Matrices of several sequences and heads, in pages that all heads of a sequence share.
+#[derive(Debug, Clone)]
+struct Paged<'a> {
+    /// Pages of each sequence, `width` for each.
+    table: &'a [u32],
+    width: usize,
+    /// Number of rows of each sequence.
+    counts: Vec<usize>,
+    /// Distances in elements: of pages, of heads, of rows.
+    strides: [usize; 3],
+    log_rows: u32,
+}
+
+impl<'a> Paged<'a> {
+    /// Returns where a head of a sequence starts, in elements, the number of its rows, and its pages.
+    fn matrix(&self, place: usize, heads: usize) -> (usize, usize, Pages<'a>) {
+        let (sequence, head) = (place / heads, place % heads);
+        let table = &self.table[sequence * self.width..][..self.width];
+        let pages = Pages { table, stride: self.strides[0], log_rows: self.log_rows, before: 0 };
+        (head * self.strides[1], self.counts[sequence], pages)
+    }
+}
+
 /// Borrowed rows of one length.
 #[derive(Debug, Clone)]
 pub struct Strided<'a, T> {
     start: NonNull<T>,
     layout: Layout,
+    /// `None` unless rows lie in pages; the layout's strides then are not used.
+    paged: Option<Paged<'a>>,
     rows: PhantomData<&'a [T]>,
 }
 
@@ -115,7 +140,8 @@ impl<'a, T> Strided<'a, T> {
     ) -> Option<Self> {
         let layout = Layout::new(axes, strides, len).filter(|_| axes.len() == strides.len())?;
         let inside = layout.reach()? <= data.len();
-        inside.then_some(Strided { start: NonNull::from(data).cast(), layout, rows: PhantomData })
+        let start = NonNull::from(data).cast();
+        inside.then_some(Strided { start, layout, paged: None, rows: PhantomData })
     }
 
     /// Returns matrices of so many rows of `len` elements each in a slice, of which each starts at its place, in elements; `axes` are
@@ -135,11 +161,48 @@ impl<'a, T> Strided<'a, T> {
         };
         let fits = layout.rows == matrices.len() * most && matrices.iter().all(inside);
         let layout = Layout { ragged: Some(matrices), ..layout };
-        fits.then_some(Strided { start: NonNull::from(data).cast(), layout, rows: PhantomData })
+        let start = NonNull::from(data).cast();
+        fits.then_some(Strided { start, layout, paged: None, rows: PhantomData })
+    }
+
+    /// Takes these matrices (pages, heads, rows of a page) as the pages of sequences: `width` numbers of pages for each,
+    /// and how many rows it has. There is an axis of sequences if it is asked for, else one sequence. `None` if these are
+    /// no such matrices, or a row's page is not there.
+    pub(crate) fn paged(self, table: &'a [u32], counts: Vec<usize>, axis: bool) -> Option<Self> {
+        let &[pages, heads, rows] = &self.layout.axes[..] else { return None };
+        let &[of_page, of_head, of_row] = &self.layout.strides[..] else { return None };
+        let width = if counts.is_empty() { 0 } else { table.len() / counts.len() };
+        let there = |(sequence, count): (usize, &usize)| {
+            let needed = count.div_ceil(rows);
+            let table = &table[sequence * width..];
+            needed <= width && table[..needed].iter().all(|&page| (page as usize) < pages)
+        };
+        let fits = rows.is_power_of_two()
+            && self.paged.is_none()
+            && self.layout.ragged.is_none()
+            && table.len() == width * counts.len()
+            && (axis || counts.len() == 1)
+            && counts.iter().enumerate().all(there);
+        let most = counts.iter().copied().max().unwrap_or(0);
+        let axes = [counts.len(), heads, most];
+        let layout = Layout::new(
+            &axes[usize::from(!axis)..],
+            &[0; 3][usize::from(!axis)..],
+            self.layout.len,
+        )?;
+        let strides = [of_page, of_head, of_row];
+        let paged = Paged { table, width, counts, strides, log_rows: rows.trailing_zeros() };
+        fits.then_some(Strided { layout, paged: Some(paged), ..self })
     }
 
     /// Returns how many rows each matrix has, if these differ.
     pub(crate) fn counts(&self) -> Option<Vec<usize>> {
+        if let Some(paged) = &self.paged {
+            let &[.., heads, most] = &self.layout.axes[..] else { return None };
+            let each = paged.counts.iter().flat_map(|count| std::iter::repeat_n(*count, heads));
+            let differ = paged.counts.iter().any(|count| *count != most);
+            return differ.then(|| each.collect());
+        }
         let ragged = self.layout.ragged.as_ref()?;
         Some(ragged.iter().map(|(_, count)| *count).collect())
     }
@@ -161,20 +224,26 @@ impl<'a, T> Strided<'a, T> {
         let layout = Layout::new(axes, &strides?, len)?;
         // Each row is a run of elements of the view, which are borrowed for its lifetime.
         let start = NonNull::new(view.as_ptr().cast_mut())?;
-        Some(Strided { start, layout, rows: PhantomData })
+        Some(Strided { start, layout, paged: None, rows: PhantomData })
     }
 
     /// Returns a row, in C order of the axes.
     #[inline]
     pub(crate) fn row(&self, row: usize) -> &'a [T] {
         assert!(row < self.layout.rows, "a row that is not there");
+        let offset = match &self.paged {
+            None => self.layout.offset(row),
+            Some(paged) => self.paged_offset(paged, row),
+        };
         // SAFETY: that of the file: the row is there.
-        unsafe {
-            std::slice::from_raw_parts(
-                self.start.as_ptr().add(self.layout.offset(row)),
-                self.layout.len,
-            )
-        }
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset), self.layout.len) }
+    }
+
+    fn paged_offset(&self, paged: &Paged<'_>, row: usize) -> usize {
+        let &[.., heads, most] = &self.layout.axes[..] else { unreachable!("two axes or three") };
+        let (start, count, pages) = paged.matrix(row / most, heads);
+        assert!(row % most < count, "a row that is not there");
+        start + pages.offset(row % most, paged.strides[2])
     }
 
     /// Returns the same bytes, as another type of their size.
@@ -183,7 +252,8 @@ impl<'a, T> Strided<'a, T> {
         T: bytemuck::NoUninit,
     {
         assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>());
-        Strided { start: self.start.cast(), layout: self.layout, rows: PhantomData }
+        let Strided { start, layout, paged, .. } = self;
+        Strided { start: start.cast(), layout, paged, rows: PhantomData }
     }
 
     /// Returns the rows along the last axis at one place of the axes before it.
@@ -198,15 +268,19 @@ impl<'a, T> Strided<'a, T> {
             return Keys::new(&[], 0, *len);
         }
         assert!(place < rows / count, "a matrix that is not there");
-        let (offset, stride, count) = match &self.layout.ragged {
-            Some(ragged) => (ragged[place].0, *len, ragged[place].1),
-            None => (along(before, strides, place), stride, count),
+        let (offset, stride, count, pages) = match (&self.paged, &self.layout.ragged) {
+            (Some(paged), _) => {
+                let (start, count, pages) = paged.matrix(place, before[before.len() - 1]);
+                (start, paged.strides[2], count, Some(pages))
+            }
+            (None, Some(ragged)) => (ragged[place].0, *len, ragged[place].1, None),
+            (None, None) => (along(before, strides, place), stride, count, None),
         };
         if count == 0 {
             return Keys::new(&[], 0, *len);
         }
         // SAFETY: that of the file: its first row is there, and so are all that follow.
-        unsafe { Keys::at(self.start.add(offset), count, stride, *len) }
+        unsafe { Keys::at(self.start.add(offset), count, stride, *len, pages) }
     }
 }
 
@@ -268,6 +342,48 @@ mod tests {
         }
         assert!(Strided::ragged(&data, &[2], vec![(0, usize::MAX); 2], 5).is_none());
         assert!(Strided::ragged(&data, &[2], vec![(99, 0); 2], 5).is_some());
+    }
+
+    /// Rows of pages are those of the table, for each way to read them.
+    #[test]
+    fn pages_are_those_of_the_table() {
+        let data: Vec<f32> = (0..96u16).map(f32::from).collect();
+        // Three pages of two heads of four rows, with a gap behind each row.
+        let pages = |axes: &[usize]| Strided::within(&data, axes, &[32, 16, 4], 3).unwrap();
+        let table = [2, 0, 1, u32::MAX];
+        let rows = pages(&[3, 2, 4]).paged(&table, vec![7, 3], true).unwrap();
+        assert_eq!(rows.counts().unwrap(), [7, 7, 3, 3]);
+        let first = |sequence: usize, head: usize, at: usize| {
+            let page = [[2, 0], [1, 9]][sequence][at / 4];
+            (page * 32 + head * 16 + at % 4 * 4) as f32
+        };
+        for (sequence, count) in [(0, 7), (1, 3)] {
+            for head in 0..2 {
+                let matrix = rows.matrix(sequence * 2 + head);
+                for at in 0..count {
+                    let want = first(sequence, head, at);
+                    assert_eq!(rows.row((sequence * 2 + head) * 7 + at)[0], want);
+                    assert_eq!(matrix.row(at)[0], want);
+                    assert_eq!(matrix.behind(at).row(0)[2], want + 2.0);
+                }
+                assert!(std::panic::catch_unwind(|| matrix.row(count)).is_err());
+                assert!(std::panic::catch_unwind(|| matrix.behind(1).row(count - 1)).is_err());
+            }
+        }
+        let one = pages(&[3, 2, 4]).paged(&table[..2], vec![8], false).unwrap();
+        assert_eq!((one.counts(), one.layout.axes.len()), (None, 2));
+        // A page that is not there, too few pages, no power of two, no such matrices.
+        for (axes, table, counts) in [
+            (&[3, 2, 4][..], &[3, 0][..], vec![5]),
+            (&[3, 2, 4], &[1], vec![5]),
+            (&[3, 2, 3], &[1], vec![1]),
+            (&[3, 2, 4], &[1, 2, 0], vec![1, 1]),
+        ] {
+            assert!(pages(axes).paged(table, counts, true).is_none(), "{axes:?} {table:?}");
+        }
+        assert!(pages(&[3, 2, 4]).paged(&table, vec![7, 3], false).is_none());
+        let of_pages = pages(&[3, 2, 4]).paged(&[0], vec![4], true).unwrap();
+        assert!(of_pages.paged(&[0], vec![1], true).is_none());
     }
 
     #[test]

@@ -64,6 +64,24 @@ impl<'a> Ragged<'a> {
         Vectors::over(argument, &shape, rows).map(Ragged)
     }
 
+    /// Takes vectors `(pages, heads, rows, d)` as the pages of several sequences, of a power of two of rows each: a table of
+    /// as many page numbers for each sequence, and how many rows it has. The result has the axes `(sequences, heads,
+    /// longest, d)`. Nothing is copied, and numbers behind the last page of a sequence are not read.
+    ///
+    /// ```
+    /// use certk_rs::{Ragged, Vectors};
+    /// let data = [0.0_f32; 12];
+    /// let pages = Vectors::new("k", &data, &[3, 1, 2, 2])?;
+    /// assert!(Ragged::paged(pages, &[2, 0, 1, u32::MAX], &[3, 2]).is_ok());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Vectors::paged`].
+    pub fn paged(pages: Vectors<'a>, table: &'a [u32], counts: &[usize]) -> Result<Self, Error> {
+        pages.in_pages(table, counts, true).map(Ragged)
+    }
+
     /// Returns the same as vectors of equal numbers, which only attention reads: those that a head lacks are not there.
     pub(crate) fn vectors(&self) -> &Vectors<'a> {
         &self.0

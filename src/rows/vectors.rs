@@ -76,6 +76,47 @@ impl<'a> Vectors<'a> {
         Self::strided(argument, data, shape, &strides)
     }
 
+    /// Takes vectors `(pages, heads, rows, d)` as pages, of a power of two of rows each, in which the `n` vectors of each
+    /// head of one sequence lie in the order of a table of page numbers: `(heads, n, d)`. All heads share the table.
+    /// Nothing is copied. For several sequences see [`Ragged::paged`](super::Ragged::paged).
+    ///
+    /// ```
+    /// use certk_rs::Vectors;
+    /// let data: Vec<f32> = (0..12u8).map(f32::from).collect();
+    /// // Three pages of two rows, of one head; the rows are 8 to 11, then 0 and 1.
+    /// let pages = Vectors::new("k", &data, &[3, 1, 2, 2])?;
+    /// assert!(pages.clone().paged(&[2, 0], 3).is_ok());
+    /// assert!(pages.paged(&[2, 3], 3).is_err());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if these are no such pages, or the table lacks a page or names one that is not there.
+    pub fn paged(self, table: &'a [u32], n: usize) -> Result<Self, Error> {
+        self.in_pages(table, &[n], false)
+    }
+
+    /// Takes vectors as the pages of sequences, with as many numbers of pages in the table for each.
+    pub(super) fn in_pages(
+        self,
+        table: &'a [u32],
+        counts: &[usize],
+        axis: bool,
+    ) -> Result<Self, Error> {
+        check_pages(&self, table, counts)?;
+        let &[_, heads, _, d] = &self.shape[..] else { unreachable!("they are pages") };
+        let longest = counts.iter().copied().max().unwrap_or(0);
+        let shape = [counts.len(), heads, longest, d];
+        let rows = match self.data.clone() {
+            Stored::F32(rows) => rows.paged(table, counts.to_vec(), axis).map(Stored::F32),
+            Stored::F64(rows) => rows.paged(table, counts.to_vec(), axis).map(Stored::F64),
+            Stored::F16(rows) => rows.paged(table, counts.to_vec(), axis).map(Stored::F16),
+            Stored::Bf16(rows) => rows.paged(table, counts.to_vec(), axis).map(Stored::Bf16),
+        };
+        let misfit = || self.misfit("it cannot be read in pages".into());
+        Vectors::over(self.argument, &shape[usize::from(!axis)..], |_| rows.ok_or_else(misfit))
+    }
+
     /// Returns the name that errors use.
     pub(crate) fn argument(&self) -> &'static str {
         self.argument
@@ -169,4 +210,40 @@ impl<'a> Vectors<'a> {
     pub(crate) fn misfit(&self, problem: String) -> Error {
         Error::Shape { argument: self.argument, shape: self.shape.clone(), problem }
     }
+}
+
+/// Checks that vectors are pages, and that a table lists those of sequences of so many rows.
+fn check_pages(pages: &Vectors<'_>, table: &[u32], counts: &[usize]) -> Result<(), Error> {
+    let &[count, _, rows, _] = &pages.shape[..] else {
+        return Err(pages.misfit("pages need four axes (pages, heads, rows of a page, d)".into()));
+    };
+    if !rows.is_power_of_two() {
+        return Err(
+            pages.misfit(format!("a page has {rows} rows: give pages of a power of two of rows"))
+        );
+    }
+    let width = table.len().checked_div(counts.len()).unwrap_or(0);
+    if width * counts.len() != table.len() {
+        return Err(pages.misfit(format!(
+            "its table has {} pages for {} sequences: give as many for each",
+            table.len(),
+            counts.len()
+        )));
+    }
+    for (sequence, &n) in counts.iter().enumerate() {
+        let needed = n.div_ceil(rows);
+        if needed > width {
+            return Err(pages.misfit(format!(
+                "sequence {sequence} has {n} rows in pages of {rows}, but its table only {width} pages"
+            )));
+        }
+        let listed = &table[sequence * width..][..needed];
+        if let Some(at) = listed.iter().position(|&page| page as usize >= count) {
+            return Err(pages.misfit(format!(
+                "page {at} of sequence {sequence} is number {}, and there are {count} pages",
+                listed[at].cast_signed()
+            )));
+        }
+    }
+    Ok(())
 }

@@ -377,7 +377,7 @@ def test_an_output_behind_a_url_that_exists_is_named_by_its_url(tmp_path: Path) 
 def test_queries_are_read_once_and_keys_and_values_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    """What is read to choose is hashed as it comes; kept rows are read again to be copied."""
+    """Tensors read to choose are hashed as they come; kept rows are read again to be copied."""
     tensors = cache_tensors(n=30, m=5)
     if layout == "nhd":
         for name, (dtype, (one, heads, rows, d), data) in tensors.items():

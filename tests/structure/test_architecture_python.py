@@ -21,7 +21,8 @@ PYTHON = ROOT / "python" / "certk_rs"
 
 SUBJECTS = {
     *{"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"},
-    *{"key_index", "kv_index", "kept_rows", "ragged_rows", "sparse_attention", "guard", "hot_keys"},
+    *{"key_index", "kv_index", "kept_rows", "paged_rows", "ragged_rows", "sparse_attention"},
+    *{"guard", "hot_keys"},
 }
 # What every subject stands on: what comes in, what computes, and what goes out.
 COMMON = {"_native", "_arrays", "_ragged", "results", "errors"}
@@ -41,10 +42,11 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     **dict.fromkeys(SUBJECTS, COMMON),
     "bounds": COMMON | {"output"},
     # An index is saved.
-    "key_index": COMMON | {"_files"},
-    "kv_index": COMMON | {"key_index", "kept_rows"},
+    "key_index": COMMON | {"_files", "paged_rows"},
+    "kv_index": COMMON | {"key_index", "kept_rows", "paged_rows"},
+    "keepset": COMMON | {"paged_rows"},
     # Attention may be given an index.
-    "sparse_attention": COMMON | {"key_index", "kv_index", "ragged_rows"},
+    "sparse_attention": COMMON | {"key_index", "kv_index", "paged_rows", "ragged_rows"},
     # A guard is an index of what was dropped, with balls around its values, and saved.
     "guard": COMMON | {"_files", "key_index", "sparse_attention"},
     # What is needed is what would be selected.

@@ -11,14 +11,21 @@ use pyo3::types::{PyFloat, PyString, PyTuple};
 use super::arguments;
 use super::errors::{CertkError, Raise};
 use certk_rs::bindings::{default_floats, list, whole_bytes, with_bits};
-use certk_rs::{Data, Keep, Kind, Scores, Values, Vectors};
+use certk_rs::{Data, Keep, Kind, Precision, Ragged, Scores, Values, Vectors};
 
 /// A borrowed array of one of the supported dtypes. Half precisions are stored as their 16 bits.
-pub(super) enum Stored<'py> {
+enum Array<'py> {
     F32(PyReadonlyArrayDyn<'py, f32>),
     F64(PyReadonlyArrayDyn<'py, f64>),
     F16(PyReadonlyArrayDyn<'py, u16>),
     Bf16(PyReadonlyArrayDyn<'py, u16>),
+}
+
+/// Rows of a borrowed array, or of its pages.
+pub(super) struct Stored<'py> {
+    array: Array<'py>,
+    /// Numbers of pages, those of each sequence one behind the other, and how many rows each sequence has.
+    pages: Option<(Vec<u32>, Vec<usize>)>,
 }
 
 fn layout<T: Element>(array: &PyReadonlyArrayDyn<'_, T>, argument: &str) -> PyErr {
@@ -52,20 +59,20 @@ fn view<'a, T: Element>(
 /// Runs work on a view of the stored array.
 macro_rules! with_view {
     ($stored:expr, $argument:expr, $view:ident => $work:expr) => {
-        match $stored {
-            Stored::F32(array) => {
+        match &$stored.array {
+            Array::F32(array) => {
                 let $view = view(array, $argument)?;
                 $work.raise()
             }
-            Stored::F64(array) => {
+            Array::F64(array) => {
                 let $view = view(array, $argument)?;
                 $work.raise()
             }
-            Stored::F16(array) => {
+            Array::F16(array) => {
                 let $view = with_bits::<f16>(view(array, $argument)?);
                 $work.raise()
             }
-            Stored::Bf16(array) => {
+            Array::Bf16(array) => {
                 let $view = with_bits::<bf16>(view(array, $argument)?);
                 $work.raise()
             }
@@ -73,59 +80,78 @@ macro_rules! with_view {
     };
 }
 
-/// Converts `(array, dtype)`: an array with the name of its numbers' type.
+/// Converts `(array, dtype)`: an array with the name of its numbers' type; or `(array, dtype, table, counts)` with the
+/// pages of sequences.
 impl<'py> FromPyObject<'_, 'py> for Stored<'py> {
     type Error = PyErr;
 
     fn extract(stored: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let pair = stored.cast::<PyTuple>()?;
-        let (array, dtype) = (pair.get_borrowed_item(0)?, pair.get_borrowed_item(1)?);
-        Stored::new(&array, dtype.cast::<PyString>()?.to_str()?)
+        let parts = stored.cast::<PyTuple>()?;
+        let (array, dtype) = (parts.get_borrowed_item(0)?, parts.get_borrowed_item(1)?);
+        let plain = Stored::new(&array, dtype.cast::<PyString>()?.to_str()?)?;
+        if parts.len() == 2 {
+            return Ok(plain);
+        }
+        let table: PyReadonlyArray1<'py, u32> = parts.get_borrowed_item(2)?.extract()?;
+        let pages =
+            (contiguous(&table, "block_table")?.to_vec(), parts.get_borrowed_item(3)?.extract()?);
+        Ok(Stored { pages: Some(pages), ..plain })
     }
 }
 
 impl<'py> Stored<'py> {
     fn new(array: &Bound<'py, PyAny>, dtype: &str) -> PyResult<Self> {
-        Ok(match dtype {
-            "float32" => Stored::F32(array.extract()?),
-            "float64" => Stored::F64(array.extract()?),
-            "float16" => Stored::F16(array.extract()?),
-            "bfloat16" => Stored::Bf16(array.extract()?),
+        let array = match dtype {
+            "float32" => Array::F32(array.extract()?),
+            "float64" => Array::F64(array.extract()?),
+            "float16" => Array::F16(array.extract()?),
+            "bfloat16" => Array::Bf16(array.extract()?),
             _ => {
                 return Err(CertkError::new_err(format!(
                     "dtype {dtype} is not supported; use float16, bfloat16, float32 or float64"
                 )));
             }
-        })
+        };
+        Ok(Stored { array, pages: None })
     }
 
     /// Returns the name of the dtype.
     pub(super) fn dtype(&self) -> &'static str {
-        match self {
-            Stored::F32(_) => "float32",
-            Stored::F64(_) => "float64",
-            Stored::F16(_) => "float16",
-            Stored::Bf16(_) => "bfloat16",
+        match self.array {
+            Array::F32(_) => "float32",
+            Array::F64(_) => "float64",
+            Array::F16(_) => "float16",
+            Array::Bf16(_) => "bfloat16",
+        }
+    }
+
+    /// Returns the type of the numbers.
+    pub(super) fn precision(&self) -> Precision {
+        match self.array {
+            Array::F64(_) => Precision::F64,
+            Array::F32(_) => Precision::F32,
+            Array::F16(_) => Precision::F16,
+            Array::Bf16(_) => Precision::Bf16,
         }
     }
 
     pub(super) fn shape(&self) -> &[usize] {
-        match self {
-            Stored::F32(array) => array.shape(),
-            Stored::F64(array) => array.shape(),
-            Stored::F16(array) | Stored::Bf16(array) => array.shape(),
+        match &self.array {
+            Array::F32(array) => array.shape(),
+            Array::F64(array) => array.shape(),
+            Array::F16(array) | Array::Bf16(array) => array.shape(),
         }
     }
 
     /// Returns the data of an array in C order.
     pub(super) fn data<'a>(&'a self, argument: &str) -> PyResult<Data<'a>> {
-        Ok(match self {
-            Stored::F32(array) => Data::F32(flat(array, argument)?),
-            Stored::F64(array) => Data::F64(flat(array, argument)?),
-            Stored::F16(array) => {
+        Ok(match &self.array {
+            Array::F32(array) => Data::F32(flat(array, argument)?),
+            Array::F64(array) => Data::F64(flat(array, argument)?),
+            Array::F16(array) => {
                 Data::F16(bytemuck::cast_slice::<u16, f16>(flat(array, argument)?))
             }
-            Stored::Bf16(array) => {
+            Array::Bf16(array) => {
                 Data::Bf16(bytemuck::cast_slice::<u16, bf16>(flat(array, argument)?))
             }
         })
@@ -136,9 +162,20 @@ impl<'py> Stored<'py> {
         with_view!(self, "scores", view => Scores::of(view))
     }
 
-    /// Returns the rows as vectors.
+    /// Returns the rows as vectors: those of the only sequence, if they lie in pages.
     pub(super) fn vectors(&self, argument: &'static str) -> PyResult<Vectors<'_>> {
-        with_view!(self, argument, view => Vectors::of(argument, view))
+        let vectors = with_view!(self, argument, view => Vectors::of(argument, view))?;
+        match &self.pages {
+            None => Ok(vectors),
+            Some((table, counts)) => vectors.paged(table, counts[0]).raise(),
+        }
+    }
+
+    /// Returns the rows of all sequences in pages.
+    pub(super) fn paged(&self, argument: &'static str) -> PyResult<Option<Ragged<'_>>> {
+        let Some((table, counts)) = &self.pages else { return Ok(None) };
+        let vectors = with_view!(self, argument, view => Vectors::of(argument, view))?;
+        Ragged::paged(vectors, table, counts).map(Some).raise()
     }
 
     /// Returns the rows as values.

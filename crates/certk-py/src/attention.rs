@@ -14,8 +14,7 @@ use super::results::{Field, PerRow, result};
 use super::value_index::{ValueIndex, Values};
 use certk_rs::bindings::{copied, default_floats, list, with_threads};
 use certk_rs::{
-    self as core, Attention, AttentionOptions, Budget, Error, KeptRows, Outputs, Precision, Ragged,
-    Weights,
+    self as core, Attention, AttentionOptions, Budget, Error, KeptRows, Outputs, Ragged, Weights,
 };
 
 #[pyclass(frozen, module = "certk_rs._native")]
@@ -81,15 +80,6 @@ impl ValueBall {
     #[getter]
     fn len(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.now(py)?.len())
-    }
-}
-
-fn precision(stored: &Stored<'_>) -> Precision {
-    match stored {
-        Stored::F64(_) => Precision::F64,
-        Stored::F32(_) => Precision::F32,
-        Stored::F16(_) => Precision::F16,
-        Stored::Bf16(_) => Precision::Bf16,
     }
 }
 
@@ -195,12 +185,15 @@ struct Owed {
 /// Batch axes, and where each head starts and how many rows it has.
 type Heads = (Vec<usize>, Vec<usize>, Vec<usize>);
 
-/// Returns rows of which each head has another number.
+/// Returns rows of which each head has another number, in pages or as `heads` says.
 fn ragged<'a>(
     argument: &'static str,
     stored: &'a Stored<'_>,
     (batch, starts, counts): &Heads,
 ) -> PyResult<Ragged<'a>> {
+    if let Some(paged) = stored.paged(argument)? {
+        return Ok(paged);
+    }
     let dim = stored.shape().last().copied().unwrap_or(0);
     Ragged::new(argument, stored.data(argument)?, batch, dim, starts, counts).raise()
 }
@@ -288,7 +281,7 @@ fn with_how<'a>(
     let (scale, even_if_slower, exact_weights, mapped) = how;
     Ok(options
         .scale(scale.map(|scale| arguments::real("scale", &scale)).transpose()?)
-        .precision(precision(q))
+        .precision(q.precision())
         .even_if_slower(match even_if_slower {
             Some(slower) => arguments::flag("even_if_slower", &slower)?,
             None => false,
@@ -451,7 +444,7 @@ pub(super) fn attention_from_codes<'py>(
     let mut found = sight.extract::<Sight<'_>>()?.with(py, |options| {
         let options = options
             .scale(scale.map(|scale| arguments::real("scale", &scale)).transpose()?)
-            .precision(precision(&q));
+            .precision(q.precision());
         let eps = eps.slice()?;
         detached(py, || {
             let (index, values) = (index.read(), values.read());

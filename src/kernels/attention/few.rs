@@ -45,12 +45,18 @@ impl<E: Element<Scalar = f32>, const Q: usize> Score<'_, '_, E, Q> {
         for (k, row) in rows.iter_mut().enumerate() {
             *row = self.keys.row(at + k);
         }
+        let ahead = self.keys.distance(FEW_KEYS);
+        if first == 0 && ahead == 0 {
+            for k in 0..K {
+                self.keys.ask_for::<L>(at + k + FEW_KEYS);
+            }
+        }
         let (mut sums, mut squares, mut keys) = ([[zero; R]; K], [zero; K], [zero; K]);
         for from in (0..dim).step_by(LANES) {
             for (k, key) in keys.iter_mut().enumerate() {
                 *key = Keys::group::<L>(rows[k], from);
                 if first == 0 {
-                    L::prefetch_far(self.keys.ahead(at + k + FEW_KEYS).wrapping_add(from).cast());
+                    L::prefetch_far(rows[k].as_ptr().wrapping_add(ahead + from).cast());
                 }
             }
             for (r, row) in self.rows[first..first + R].iter().enumerate() {
@@ -141,9 +147,13 @@ impl<E: Element<Scalar = f32>, const Q: usize> Average<'_, '_, E, Q> {
     ) {
         let zero = L::F32::splat(0.0);
         let (mut sums, mut entries) = ([[zero; G]; R], [zero; G]);
+        let distance = self.values.distance(FEW_KEYS);
         for key in 0..self.rows[0].scores.len() {
             let row = self.values.row(key);
-            let ahead = self.values.ahead(key + FEW_KEYS).wrapping_add(at);
+            if first == 0 && at == 0 && distance == 0 {
+                self.values.ask_for::<L>(key + FEW_KEYS);
+            }
+            let ahead = row.as_ptr().wrapping_add(distance + at);
             for (g, entries) in entries.iter_mut().enumerate() {
                 if first == 0 {
                     L::prefetch_far(ahead.wrapping_add(g * LANES).cast());
