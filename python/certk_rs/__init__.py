@@ -4,8 +4,8 @@
 budget, `certify` proves what a given set drops, `keep_set` finds one set for many rows, and a
 `KeyIndex` finds such sets for queries without scoring most keys. `attention` averages values over
 such sets and bounds the error of its output. A certificate is a statement about real-number
-arithmetic on exactly the stored numbers: rounding is inside, not on top. `prune`, `verify` and
-`analyze` do for saved KV caches what the commands of these names do. Importing this package loads
+arithmetic on exactly the stored numbers: rounding is inside, not on top. `prune`, `verify`, `gate`
+and `analyze` do for saved KV caches what the commands of these names do. Importing this package loads
 no other: a name is imported when it is first used, and needs NumPy and the standard library.
 """
 
@@ -13,6 +13,7 @@ TYPE_CHECKING = False  # a checker takes it for True; `typing` would be imported
 if TYPE_CHECKING:
     from . import bounds, gaussian, montecarlo, windows
     from ._jobs.analyze import analyze
+    from ._jobs.gate import gate
     from ._jobs.prune import prune
     from ._jobs.verify import verify
     from ._native import __version__, simd_level
@@ -57,6 +58,7 @@ __all__ = [
     "attention",
     "bounds",
     "certify",
+    "gate",
     "gaussian",
     "keep_set",
     "keep_set_of_queries",
@@ -73,6 +75,7 @@ __all__ = [
 _MODULES = ("bounds", "gaussian", "montecarlo", "windows")
 _NAMES = {
     "_jobs.analyze": ("analyze",),
+    "_jobs.gate": ("gate",),
     "_jobs.prune": ("prune",),
     "_jobs.verify": ("verify",),
     "_native": ("__version__", "simd_level"),

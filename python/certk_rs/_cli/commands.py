@@ -16,6 +16,7 @@ GROUPS = {
         "analyze": "Tell whether pruning caches is worth it, and what heads need.",
         "prune": "Prune saved KV caches, with certificates.",
         "verify": "Check what prune has written.",
+        "gate": "Pass or fail outputs of prune, and records of runs.",
         "report": "Tell what a prune job has done, from its outputs.",
     },
     "Rows of scores": {

@@ -1,0 +1,402 @@
+"""Thresholds for what outputs and records of runs have proven: `certk gate` as a function."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from .._display.numbers import ROUND_CEILING, rounded
+from .._display.plain import plain
+from .._display.shown import Shown
+from .._files.location import Location
+from .._files.new_file import write_json
+from .._files.reader import open_reader, read_bytes
+from .._files.safetensors import parse_json
+from ..audit import OutputAudit, Progress, audit
+from ..errors import CertkError, one_line, told
+from .folder import find_outputs
+from .inputs import SUFFIX
+
+Place = str | os.PathLike[str]
+Numbers = Mapping[str, float | str]
+"""The number for each threshold, or the reason why there is none and the remedy."""
+
+LABELS = {
+    "tv": "tail mass",
+    "error": "output error",
+    "keys": "share of keys",
+    "unproven": "unproven share",
+}
+_SHARES = ("keys", "unproven")
+_MOST_BYTES = 1 << 30
+_NO_MASSES = "is not recorded: prune with --proof full or --proof compact"
+_NO_CALL = (
+    "is not there, for no certified attention ran: switch the model over by "
+    "certk_rs.transformers.use, and run it inside the Recorder"
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One number of a file beside its threshold.
+
+    Attributes:
+        name: The threshold: "tv", "error", "keys" or "unproven".
+        limit: The most that passes.
+        value: The number of the file; None if it has none.
+        missing: The reason why there is none, with the remedy.
+    """
+
+    name: str
+    limit: float
+    value: float | None
+    missing: str | None = None
+
+    @property
+    def passes(self) -> bool:
+        """True if the number is there, and at most the limit."""
+        return self.value is not None and self.value <= self.limit
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"{LABELS[self.name]} {self.missing} (threshold {self.limit!r})"
+        shown = rounded(self.value, ROUND_CEILING)
+        if (float(shown) <= self.limit) != self.passes:  # the digits left out decide
+            shown = repr(self.value)
+        return f"{LABELS[self.name]} {shown} {'<=' if self.passes else '>'} {self.limit:.17g}"
+
+
+@dataclass(frozen=True)
+class GatedFile:
+    """The verdict on one file.
+
+    Attributes:
+        path: Its place.
+        kind: "output" of a prune job, "record" of a run, or "missing": an input without an output.
+        checks: Each number beside its threshold; empty where none can be trusted.
+        complaint: The reason why the file does not hold; None if it does.
+        error: The reason why it could not be judged, as a refusal of the system; None if it was.
+    """
+
+    path: str
+    kind: str
+    checks: tuple[Check, ...] = ()
+    complaint: str | None = None
+    error: str | None = None
+
+    @property
+    def passes(self) -> bool:
+        """True if the file holds, and every check passes."""
+        sound = self.complaint is None and self.error is None and bool(self.checks)
+        return sound and all(check.passes for check in self.checks)
+
+    @property
+    def reason(self) -> str:
+        """The checks that decide: those that fail, or all if none does."""
+        if self.error is not None:
+            return f"could not be judged: {self.error}"
+        if self.complaint is not None:
+            return f"does not hold: {self.complaint}"
+        decide = [each for each in self.checks if not each.passes] or self.checks
+        return ", ".join(map(str, decide))
+
+    def __str__(self) -> str:
+        return f"{'pass' if self.passes else 'FAIL'} {self.path}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Gate(Shown):
+    """The verdict of `gate`: it passes if every file does.
+
+    Attributes:
+        files: The verdict on each file.
+        thresholds: The thresholds by name, `unproven` among them also if it was not given.
+    """
+
+    files: tuple[GatedFile, ...]
+    thresholds: Mapping[str, float]
+
+    @property
+    def passes(self) -> bool:
+        """True if there are files, and all of them pass."""
+        return bool(self.files) and not self.failed
+
+    @property
+    def failed(self) -> tuple[GatedFile, ...]:
+        """The files that do not pass."""
+        return tuple(each for each in self.files if not each.passes)
+
+    def worst(self) -> tuple[Check, ...]:
+        """Return of each threshold the check of the file that comes nearest to it or above."""
+        columns = zip(*(each.checks for each in self.files if each.checks), strict=True)
+        return tuple(max(each, key=_badness) for each in columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: what `certk gate --json` prints."""
+        files = [
+            {
+                **vars(each),
+                "passes": each.passes,
+                "checks": [{**vars(check), "passes": check.passes} for check in each.checks],
+            }
+            for each in self.files
+        ]
+        return {"passes": self.passes, "thresholds": dict(self.thresholds), "files": files}
+
+    def save(self, path: Place, *, replace: bool = False) -> None:
+        """Write `to_json` as a file of JSON; written aside, then given its name.
+
+        Raises:
+            CertkError: The file is there, and `replace` is not set.
+            OSError: It cannot be written.
+        """
+        write_json(path, self.to_json(), replace=replace)
+
+    def summary(self) -> str:
+        """Return a few lines: the verdict, the numbers that decide, and the first failures."""
+        count, bad = len(self.files), self.failed
+        head = f"{count - len(bad)} of {count} files pass"
+        if not bad:
+            return f"{head}: {', '.join(map(str, self.worst()))}"
+        return "\n".join([head, *(plain(f"  {each}") for each in bad[:3])])
+
+    def __repr__(self) -> str:
+        return f"Gate(passes={self.passes}, {len(self.files)} files, {len(self.failed)} fail)"
+
+    def _columns(self) -> dict[str, Any]:
+        columns: dict[str, Any] = {
+            name: [getattr(each, name) for each in self.files]
+            for name in ("path", "kind", "passes", "reason")
+        }
+        values = [{check.name: check.value for check in each.checks} for each in self.files]
+        return columns | {name: [each.get(name) for each in values] for name in self.thresholds}
+
+
+def _badness(check: Check) -> float:
+    return math.inf if check.value is None else check.value
+
+
+def gate(
+    inputs: Place | Iterable[Place],
+    *,
+    tv: float | None = None,
+    error: float | None = None,
+    keys: float | None = None,
+    unproven: float | None = None,
+    on_file: Callable[[GatedFile], None] | None = None,
+    progress: Progress | None = None,
+) -> Gate:
+    """Pass or fail outputs of prune jobs, and records of runs, by what they have proven.
+
+    Outputs must be, byte for byte, what their certificates say, and numbers are those of the
+    certificates: `verify` with the inputs recomputes them. A record is what `Recorder.to_jsonl`
+    has written; it has no hashes. A file without the number that a threshold asks for fails.
+
+    Args:
+        inputs: Outputs, directories of them with all below, records, or glob patterns. An input of
+            a job in a directory that has no output there fails.
+        tv: The largest tail mass, a total variation distance, that a promised row or a call may
+            have, by its proven upper end.
+        error: The largest error of a row's attention output: `out_tol` of outputs, `error_bound`
+            of records.
+        keys: The largest share of keys kept, as a fraction with a point.
+        unproven: The largest share of rows (of a record: calls) that may be over budget, or that
+            no budget is promised for. None: 0.
+        on_file: Told of every file when it is judged, in their order.
+        progress: Told (what is being done, done, total).
+
+    Returns:
+        A `Gate`: `passes` is the answer, `files` has the numbers of each.
+
+    Raises:
+        CertkError: There is no file, no threshold, or one that is none.
+        OSError: A directory cannot be read.
+    """
+    limits = _limits({"tv": tv, "error": error, "keys": keys, "unproven": unproven})
+    files = []
+    for each in _judged(_listed(inputs), limits, progress):
+        files.append(each)
+        if on_file is not None:
+            on_file(each)
+    if not files:
+        raise CertkError("nothing to judge: the job here has no outputs and names no inputs")
+    return Gate(tuple(files), limits)
+
+
+def _limits(given: Mapping[str, object]) -> dict[str, float]:
+    limits = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        most, text = (math.inf, "of 0 or more") if name == "error" else (1, "from 0 to 1")
+        known = isinstance(value, Real) and not isinstance(value, bool)
+        # Whole numbers are counts elsewhere: 1 would be one key.
+        if name in _SHARES and isinstance(value, Integral) and value != 0:
+            known, text = False, "with a point, such as 0.5 or 1.0"
+        number = float(value) if known and isinstance(value, Real) else math.nan
+        if not (0 <= number <= most and number < math.inf):
+            raise CertkError(f"{name} is {value!r}: give a number {text}")
+        limits[name] = number
+    if not limits:
+        raise CertkError("no threshold: give at least one of tv, error, keys and unproven")
+    return limits if "unproven" in limits else limits | {"unproven": 0.0}
+
+
+def _listed(given: Place | Iterable[Place]) -> list[str]:
+    if isinstance(given, (str, os.PathLike)):
+        return [os.fspath(given)]
+    if isinstance(given, Iterable):
+        return [os.fspath(each) for each in given]
+    raise CertkError(f"inputs is a path or a list of paths, not {type(given).__name__}")
+
+
+def _judged(
+    places: list[str], limits: Mapping[str, float], progress: Progress | None
+) -> Iterator[GatedFile]:
+    """Judge every file once, and the inputs of whole jobs that have no output."""
+    every = find_outputs(places)
+    # A URL is refused before anything is judged.
+    files = {source.location.path.resolve() for found in every for source in found.sources}
+    for found in every:
+        for source in found.sources:
+            if (path := source.location.path.resolve()) in files:
+                files.remove(path)
+                yield _judge(source.location, limits, progress)
+        there = {source.name for source in found.sources}
+        for name in found.record.inputs if found.whole else ():
+            if name not in there:
+                failure = found.record.failure(name)
+                why = "the job has not made it" if failure is None else failure["message"]
+                text = f"there is no such output ({why}): prune again with --resume"
+                yield GatedFile(str(found.record.out / name), "missing", complaint=text)
+
+
+def _judge(place: Location, limits: Mapping[str, float], progress: Progress | None) -> GatedFile:
+    path, kind = str(place), "output"
+    try:
+        if _is_record(place):
+            kind, numbers = "record", _of_record(read_bytes(place, _MOST_BYTES))
+        else:
+            [found] = audit([Path(place.path)], progress=progress).outputs
+            if found.error is not None:
+                return GatedFile(path, kind, error=found.error)
+            if found.findings:
+                more = f" (and {found.found - 1} more)" if found.found > 1 else ""
+                return GatedFile(path, kind, complaint=f"{found.findings[0]}{more}")
+            numbers = _of_output(found)
+    except CertkError as error:
+        return GatedFile(path, kind, complaint=one_line(error).removeprefix(f"{path}: "))
+    except OSError as error:
+        return GatedFile(path, kind, error=told(error).removeprefix(f"{path}: "))
+    return GatedFile(path, kind, tuple(_check(*each, numbers) for each in limits.items()))
+
+
+def _check(name: str, limit: float, numbers: Numbers) -> Check:
+    number = numbers[name]
+    return Check(name, limit, *((None, number) if isinstance(number, str) else (number,)))
+
+
+def _is_record(place: Location) -> bool:
+    """Tell lines of JSON by their first byte: the length that outputs begin with has another."""
+    reader = open_reader(place)
+    try:
+        first = bytearray(min(reader.size, 1))
+        reader.read_into(0, memoryview(first))
+    finally:
+        reader.close()
+    return first == b"{" or (not first and not place.name.endswith(SUFFIX))
+
+
+def _of_output(found: OutputAudit) -> Numbers:
+    """Return the numbers of a certificate that agrees with its file."""
+    assert found.options is not None
+    over, out_tol = found.rows_over_budget, found.options.out_tol
+    beside = found.left_out + found.held_out
+    rows = found.rows + (beside if found.options.proof != "full" else 0)
+    numbers: dict[str, float | str] = {
+        "tv": _NO_MASSES if found.worst_tail_mass is None else found.worst_tail_mass,
+        "error": "is not recorded: prune with --out-tol",
+        "keys": found.kept / found.total if found.total else "is not there: it holds no keys",
+        "unproven": (over or 0) / 1 if not rows else (beside + (over or 0)) / rows,
+    }
+    if over is None:
+        unknown = _NO_MASSES
+        if found.worst_tail_mass is not None:
+            unknown = "is not recorded, but rows are over budget: prune with --proof full"
+        numbers["unproven"] = unknown
+    if out_tol is not None:
+        # Budgets of rows that are over them bound nothing.
+        known = "is not proven, for not all rows are known to be within budget: prune without "
+        numbers["error"] = out_tol if over == 0 else f"{known}--max-keep, with --proof full"
+    return numbers
+
+
+def _of_record(content: bytes) -> Numbers:
+    """Return the numbers of lines of JSON; a `CertkError` names the line that is none."""
+    try:
+        lines = content.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise CertkError(f"it is not text in UTF-8 ({error.reason}): record it again") from None
+    calls = [_call(line, number) for number, line in enumerate(lines, 1) if content]
+    if not calls:
+        return dict.fromkeys(LABELS, _NO_CALL)
+    errors = [each["error_bound"] for each in calls if "error_bound" in each]
+    rows = sum(each["rows"] for each in calls)
+    kept = math.fsum(each["rows"] * each["kept"] for each in calls if each["rows"])
+    numbers: dict[str, float | str] = {
+        "tv": max(each["tail_mass_upper"] for each in calls),
+        "keys": kept / rows if rows else "is not there, for no row sees a key",
+        "unproven": sum(not _is_proven(each) for each in calls) / len(calls),
+    }
+    if len(errors) < len(calls):
+        numbers["error"] = "is not recorded in every call: use Recorder(error_bounds=True)"
+    elif None in errors:
+        numbers["error"] = "is not proven to be finite: give a smaller eps"
+    else:
+        numbers["error"] = max(errors)
+    return numbers
+
+
+def _is_proven(call: Mapping[str, Any]) -> bool:
+    number = call["tail_mass_upper" if call["kind"] == "eps" else "error_bound"]
+    return call["holds"] is True and number is not None and number <= call["budget"]
+
+
+def _call(line: str, number: int) -> dict[str, Any]:
+    """Return one record, checked as far as its numbers are used."""
+    try:
+        call = parse_json(line)
+    except (ValueError, RecursionError):
+        call = None
+    if not isinstance(call, dict):
+        raise _no_record(number, "it is no object of JSON")
+    rows, kind = call.get("rows"), call.get("kind")
+    fits = {
+        "rows": type(rows) is int and rows >= 0,
+        "kind": kind == "eps" or (kind == "out_tol" and "error_bound" in call),
+        "holds": type(call.get("holds")) is bool,
+        "budget": _is_number(call.get("budget")),
+        "tail_mass_upper": _is_number(call.get("tail_mass_upper")),
+        "kept": rows == 0 or (_is_number(call.get("kept")) and call["kept"] <= 1),
+        "error_bound": call.get("error_bound") is None or _is_number(call["error_bound"]),
+    }
+    for name, fit in fits.items():
+        if not fit:
+            raise _no_record(number, f"its {name} is {call.get(name)!r}")
+    return call
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+
+
+def _no_record(number: int, what: str) -> CertkError:
+    return CertkError(
+        f"line {number} is not what Recorder.to_jsonl writes ({what}): give its file, or an output "
+        "of certk prune"
+    )
