@@ -51,17 +51,10 @@ def gate(
     """
     from .._jobs.gate import gate as gate_files
 
-    tell = _Told(as_json)
     with progress_bar(quiet) as progress:
-        found = gate_files(
-            inputs,
-            tv=tv,
-            error=error,
-            keys=keys,
-            unproven=unproven,
-            on_file=tell,
-            progress=progress,
-        )
+        show = None if as_json else _show
+        limits = {"tv": tv, "error": error, "keys": keys, "unproven": unproven}
+        found = gate_files(inputs, **limits, on_file=show, progress=progress)
     if as_json:
         print_json(found.to_json())
     elif found.passes:
@@ -69,23 +62,18 @@ def gate(
     return _verdict(found)
 
 
-class _Told:
-    """Prints a line for each file that does not pass, as soon as it is known."""
-
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
-
-    def __call__(self, file: GatedFile) -> None:
-        if not self._as_json and not file.passes:
-            say(str(file))
+def _show(file: GatedFile) -> None:
+    """Print a line for a file that does not pass, as soon as it is known."""
+    if not file.passes:
+        say(str(file))
 
 
 def _verdict(found: Gate) -> int:
     """Say on stderr that something does not pass; return the exit code."""
     if found.passes:
         return 0
-    bad, count = found.failed, len(found.files)
-    lost = all(each.error is not None for each in bad)
-    first = next((each for each in bad if each.error is None), bad[0])
-    text = f"{len(bad)} of {count} files fail (first: {first.path}: {first.reason})"
-    return fail(f"error: {text}", 2, "io") if lost else fail(f"failed: {text}", 1)
+    broken = [each for each in found.failed if each.error is None]
+    first = (broken or found.failed)[0]
+    count = f"{len(found.failed)} of {len(found.files)} files fail"
+    text = f"{count} (first: {first.path}: {first.reason})"
+    return fail(f"failed: {text}", 1) if broken else fail(f"error: {text}", 2, "io")

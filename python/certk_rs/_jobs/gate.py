@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from .._display.numbers import ROUND_CEILING, rounded
+from .._display.numbers import rounded
 from .._display.plain import plain
 from .._display.shown import Shown
 from .._files.location import Location
@@ -43,13 +45,9 @@ _NO_CALL = (
 
 @dataclass(frozen=True)
 class Check:
-    """One number of a file beside its threshold.
+    """One number of a file beside its threshold: "tv", "error", "keys" or "unproven".
 
-    Attributes:
-        name: The threshold: "tv", "error", "keys" or "unproven".
-        limit: The most that passes.
-        value: The number of the file; None if it has none.
-        missing: The reason why there is none, with the remedy.
+    Without a number `value` is None, and `missing` has the reason and the remedy.
     """
 
     name: str
@@ -63,24 +61,22 @@ class Check:
         return self.value is not None and self.value <= self.limit
 
     def __str__(self) -> str:
+        name, limit = LABELS[self.name], repr(self.limit).removesuffix(".0")
         if self.value is None:
-            return f"{LABELS[self.name]} {self.missing} (threshold {self.limit!r})"
-        shown = rounded(self.value, ROUND_CEILING)
+            return f"{name} {self.missing} (threshold {limit})"
+        shown = min(rounded(self.value, ROUND_CEILING), repr(self.value), key=len)
         if (float(shown) <= self.limit) != self.passes:  # the digits left out decide
             shown = repr(self.value)
-        return f"{LABELS[self.name]} {shown} {'<=' if self.passes else '>'} {self.limit:.17g}"
+        return f"{name} {shown} {'<=' if self.passes else '>'} {limit}"
 
 
 @dataclass(frozen=True)
 class GatedFile:
     """The verdict on one file.
 
-    Attributes:
-        path: Its place.
-        kind: "output" of a prune job, "record" of a run, or "missing": an input without an output.
-        checks: Each number beside its threshold; empty where none can be trusted.
-        complaint: The reason why the file does not hold; None if it does.
-        error: The reason why it could not be judged, as a refusal of the system; None if it was.
+    `kind` is "output" of a prune job, "record" of a run, or "missing": an input without an output.
+    There are no `checks` where a `complaint` says why the file does not hold, or an `error` of the
+    system why it could not be judged.
     """
 
     path: str
@@ -92,8 +88,8 @@ class GatedFile:
     @property
     def passes(self) -> bool:
         """True if the file holds, and every check passes."""
-        sound = self.complaint is None and self.error is None and bool(self.checks)
-        return sound and all(check.passes for check in self.checks)
+        # Without a number that can be trusted there are no checks.
+        return bool(self.checks) and all(check.passes for check in self.checks)
 
     @property
     def reason(self) -> str:
@@ -111,41 +107,27 @@ class GatedFile:
 
 @dataclass(frozen=True)
 class Gate(Shown):
-    """The verdict of `gate`: it passes if every file does.
-
-    Attributes:
-        files: The verdict on each file.
-        thresholds: The thresholds by name, `unproven` among them also if it was not given.
-    """
+    """The verdict of `gate` on each file, and the thresholds by name, `unproven` among them."""
 
     files: tuple[GatedFile, ...]
     thresholds: Mapping[str, float]
 
     @property
     def passes(self) -> bool:
-        """True if there are files, and all of them pass."""
-        return bool(self.files) and not self.failed
+        """True if all files pass."""
+        return not self.failed
 
     @property
     def failed(self) -> tuple[GatedFile, ...]:
         """The files that do not pass."""
         return tuple(each for each in self.files if not each.passes)
 
-    def worst(self) -> tuple[Check, ...]:
-        """Return of each threshold the check of the file that comes nearest to it or above."""
-        columns = zip(*(each.checks for each in self.files if each.checks), strict=True)
-        return tuple(max(each, key=_badness) for each in columns)
-
     def to_json(self) -> dict[str, Any]:
         """Plain values: what `certk gate --json` prints."""
-        files = [
-            {
-                **vars(each),
-                "passes": each.passes,
-                "checks": [{**vars(check), "passes": check.passes} for check in each.checks],
-            }
-            for each in self.files
-        ]
+        files: list[dict[str, Any]] = []
+        for each in self.files:
+            checks = [{**vars(check), "passes": check.passes} for check in each.checks]
+            files.append({**vars(each), "passes": each.passes, "checks": checks})
         return {"passes": self.passes, "thresholds": dict(self.thresholds), "files": files}
 
     def save(self, path: Place, *, replace: bool = False) -> None:
@@ -161,9 +143,11 @@ class Gate(Shown):
         """Return a few lines: the verdict, the numbers that decide, and the first failures."""
         count, bad = len(self.files), self.failed
         head = f"{count - len(bad)} of {count} files pass"
-        if not bad:
-            return f"{head}: {', '.join(map(str, self.worst()))}"
-        return "\n".join([head, *(plain(f"  {each}") for each in bad[:3])])
+        if bad:
+            return "\n".join([head, *(plain(f"  {each}") for each in bad[:3])])
+        every = zip(*(each.checks for each in self.files), strict=True)
+        worst = (max(checks, key=lambda check: check.value or 0.0) for checks in every)
+        return f"{head}: {', '.join(map(str, worst))}"
 
     def __repr__(self) -> str:
         return f"Gate(passes={self.passes}, {len(self.files)} files, {len(self.failed)} fail)"
@@ -175,10 +159,6 @@ class Gate(Shown):
         }
         values = [{check.name: check.value for check in each.checks} for each in self.files]
         return columns | {name: [each.get(name) for each in values] for name in self.thresholds}
-
-
-def _badness(check: Check) -> float:
-    return math.inf if check.value is None else check.value
 
 
 def gate(
@@ -224,7 +204,7 @@ def gate(
         if on_file is not None:
             on_file(each)
     if not files:
-        raise CertkError("nothing to judge: the job here has no outputs and names no inputs")
+        raise CertkError("inputs hold no file to judge: give outputs of certk prune, or records")
     return Gate(tuple(files), limits)
 
 
@@ -316,50 +296,43 @@ def _of_output(found: OutputAudit) -> Numbers:
     """Return the numbers of a certificate that agrees with its file."""
     assert found.options is not None
     over, out_tol = found.rows_over_budget, found.options.out_tol
+    # Without a promise. Only a full proof counts them among its rows.
     beside = found.left_out + found.held_out
-    rows = found.rows + (beside if found.options.proof != "full" else 0)
-    numbers: dict[str, float | str] = {
-        "tv": _NO_MASSES if found.worst_tail_mass is None else found.worst_tail_mass,
-        "error": "is not recorded: prune with --out-tol",
-        "keys": found.kept / found.total if found.total else "is not there: it holds no keys",
-        "unproven": (over or 0) / 1 if not rows else (beside + (over or 0)) / rows,
-    }
-    if over is None:
-        unknown = _NO_MASSES
-        if found.worst_tail_mass is not None:
-            unknown = "is not recorded, but rows are over budget: prune with --proof full"
-        numbers["unproven"] = unknown
+    rows = found.rows + (0 if found.options.proof == "full" else beside)
+    unproven: float | str = _NO_MASSES if over is None else (over + beside) / rows
+    if over is None and found.worst_tail_mass is not None:
+        unproven = "is not recorded, but rows are over budget: prune with --proof full"
+    error: float | str = "is not recorded: prune with --out-tol"
     if out_tol is not None:
-        # Budgets of rows that are over them bound nothing.
-        known = "is not proven, for not all rows are known to be within budget: prune without "
-        numbers["error"] = out_tol if over == 0 else f"{known}--max-keep, with --proof full"
-    return numbers
+        # A row over its budget may be off by more.
+        error = out_tol if over == 0 else "is not proven: prune with a proof, without --max-keep"
+    return {
+        "tv": _NO_MASSES if found.worst_tail_mass is None else found.worst_tail_mass,
+        "error": error,
+        "keys": found.kept / found.total,
+        "unproven": unproven,
+    }
 
 
 def _of_record(content: bytes) -> Numbers:
     """Return the numbers of lines of JSON; a `CertkError` names the line that is none."""
-    try:
-        lines = content.decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise CertkError(f"it is not text in UTF-8 ({error.reason}): record it again") from None
+    # Escapes of bytes that are no text are no JSON either.
+    lines = content.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n")
     calls = [_call(line, number) for number, line in enumerate(lines, 1) if content]
     if not calls:
         return dict.fromkeys(LABELS, _NO_CALL)
     errors = [each["error_bound"] for each in calls if "error_bound" in each]
     rows = sum(each["rows"] for each in calls)
     kept = math.fsum(each["rows"] * each["kept"] for each in calls if each["rows"])
-    numbers: dict[str, float | str] = {
+    error: float | str = "is not recorded in every call: use Recorder(error_bounds=True)"
+    if len(errors) == len(calls):
+        error = "is not proven to be finite: give a smaller eps" if None in errors else max(errors)
+    return {
         "tv": max(each["tail_mass_upper"] for each in calls),
+        "error": error,
         "keys": kept / rows if rows else "is not there, for no row sees a key",
         "unproven": sum(not _is_proven(each) for each in calls) / len(calls),
     }
-    if len(errors) < len(calls):
-        numbers["error"] = "is not recorded in every call: use Recorder(error_bounds=True)"
-    elif None in errors:
-        numbers["error"] = "is not proven to be finite: give a smaller eps"
-    else:
-        numbers["error"] = max(errors)
-    return numbers
 
 
 def _is_proven(call: Mapping[str, Any]) -> bool:
@@ -369,34 +342,29 @@ def _is_proven(call: Mapping[str, Any]) -> bool:
 
 def _call(line: str, number: int) -> dict[str, Any]:
     """Return one record, checked as far as its numbers are used."""
-    try:
+    call = None
+    with contextlib.suppress(ValueError, RecursionError):
         call = parse_json(line)
-    except (ValueError, RecursionError):
-        call = None
-    if not isinstance(call, dict):
-        raise _no_record(number, "it is no object of JSON")
-    rows, kind = call.get("rows"), call.get("kind")
+    said = call if isinstance(call, dict) else {}
+    rows, kind, bound = (said.get(name) for name in ("rows", "kind", "error_bound"))
     fits = {
         "rows": type(rows) is int and rows >= 0,
-        "kind": kind == "eps" or (kind == "out_tol" and "error_bound" in call),
-        "holds": type(call.get("holds")) is bool,
-        "budget": _is_number(call.get("budget")),
-        "tail_mass_upper": _is_number(call.get("tail_mass_upper")),
-        "kept": rows == 0 or (_is_number(call.get("kept")) and call["kept"] <= 1),
-        "error_bound": call.get("error_bound") is None or _is_number(call["error_bound"]),
+        "kind": kind == "eps" or (kind == "out_tol" and "error_bound" in said),
+        "holds": type(said.get("holds")) is bool,
+        "budget": _is_number(said.get("budget")),
+        "tail_mass_upper": _is_number(said.get("tail_mass_upper")),
+        "kept": rows == 0 or (_is_number(said.get("kept")) and said["kept"] <= 1),
+        "error_bound": bound is None or _is_number(bound),
     }
-    for name, fit in fits.items():
-        if not fit:
-            raise _no_record(number, f"its {name} is {call.get(name)!r}")
-    return call
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
-
-
-def _no_record(number: int, what: str) -> CertkError:
-    return CertkError(
+    wrong = next((name for name, fit in fits.items() if not fit), None)
+    if wrong is None:
+        return said
+    what = f"its {wrong} is {said.get(wrong)!r}" if said else "it is no object of JSON"
+    raise CertkError(
         f"line {number} is not what Recorder.to_jsonl writes ({what}): give its file, or an output "
         "of certk prune"
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value is not True and 0 <= value < math.inf

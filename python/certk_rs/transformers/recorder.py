@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +26,16 @@ from .masks import Visibility
 from .settings import Budget
 
 _OPEN: ContextVar[tuple[Recorder, ...]] = ContextVar("certk_recorders", default=())
+# Name of each number for Prometheus, field of `LayerCertificate`, and meaning. Totals are counters.
+_METRICS = (
+    ("calls_total", "calls", "Certified attention calls."),
+    ("calls_unproven_total", "unproven", "Calls with a row not proven to be within its budget."),
+    ("rows_total", "rows", "Rows, each a query of a head, that see a key."),
+    ("tail_mass_upper", "tail_mass_upper", "Proven bound on the softmax mass that a row lost."),
+    ("error_bound", "error_bound", "Proven bound on the error of a row's output."),
+    ("kept_share", "kept", "Mean share of keys kept, over rows."),
+    ("scored_share", "scored", "Mean share of keys scored exactly, over rows."),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +84,8 @@ class Recorder(Shown):
 
     At its end `layers` is a certificate per layer, and `str(recorder)` a table of them, with a
     remark where nothing ran or nothing was dropped. `records` follows the layers call by call, and
-    so do `to_jsonl`, `plot` and `to_pandas`, whose frame has a line per record. Like `budget` it
-    sees the calls of this thread.
+    so do `to_jsonl`, `plot` and `to_pandas`, whose frame has a line per record. `to_prometheus`
+    returns `layers` for a monitor. Like `budget` it sees the calls of this thread.
     """
 
     def __init__(self, *, error_bounds: bool = True, rows: bool = True) -> None:
@@ -156,6 +168,25 @@ class Recorder(Shown):
             return
         with written(to, replace=replace) as stream:
             stream.writelines(line.encode() for line in self._history.lines())
+
+    def to_prometheus(self) -> str:
+        """Return the certificates of all layers in the text format of Prometheus.
+
+        Counters grow with the recorder, and may be read while it is open. Bounds are written in
+        full, so that they are still bounds.
+        """
+        told = self._history.packed()
+        unproven = Counter(told["layer"][~told["holds"]].tolist())
+        layers = [vars(each) | {"unproven": unproven[each.layer]} for each in self.layers]
+        lines = []
+        for name, field, about in _METRICS:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP certk_{name} {about}", f"# TYPE certk_{name} {kind}"]
+            for each in layers:
+                if each[field] is not None:
+                    layer, value = each["layer"], _exactly(each[field])
+                    lines.append(f'certk_{name}{{layer="{layer}"}} {value}')
+        return "\n".join([*lines, ""])
 
     def plot(
         self,
@@ -273,6 +304,12 @@ def record(module: nn.Module, result: AttentionResult, rows: Visibility, budget:
         call = Found(result, rows.counts, budget)
         for each in recorders:
             each._add(module, call)
+
+
+def _exactly(value: float) -> str:
+    """Return a number as Prometheus reads it: all digits, or +Inf."""
+    with _native.DefaultFloats():
+        return "+Inf" if value == inf else repr(value)
 
 
 def _up(value: float) -> str:
