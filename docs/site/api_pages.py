@@ -44,9 +44,10 @@ MODULES = (
             "certk_rs._jobs.results.Failure",
             "certk_rs._jobs.results.Skipped",
             "certk_rs._jobs.verify.Verdict",
+            "certk_rs._jobs.gate.Gate",
             "certk_rs._jobs.analyze.Analysis",
         ),
-        "What `prune`, `verify` and `analyze` return.",
+        "What `prune`, `verify`, `gate` and `analyze` return.",
     ),
 )
 # Not pages of their own: what is public of them is shown under the package, or is no interface.

@@ -49,6 +49,10 @@ def _readme() -> dict[str, Any]:
     return {"folder": _saved_model(), "inputs": {"input_ids": _zoo().tokens(1, 12)}}
 
 
+def _gate() -> dict[str, Any]:
+    return _cache() | _transformers()
+
+
 def _transformers() -> dict[str, Any]:
     _saved_model()
     zoo = _zoo()
@@ -66,6 +70,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/report.md": _cache,
     "docs/start.md": _transformers,
     "docs/transformers.md": _transformers,
+    "docs/howto/gate.md": _gate,
     "docs/howto/prune-directory.md": _caches,
     "docs/howto/transformers.md": _transformers,
     "docs/files.md": _cache,

@@ -38,7 +38,7 @@ def test_import_loads_nothing_but_numpy_and_the_standard_library() -> None:
 import sys, numpy
 before = {name.partition('.')[0] for name in sys.modules}
 import certk_rs
-for name in {"analyze", "prune", "verify"} ^ set(certk_rs.__all__):
+for name in {"analyze", "gate", "prune", "verify"} ^ set(certk_rs.__all__):
     getattr(certk_rs, name)
 after = {name.partition('.')[0] for name in sys.modules}
 print(*(after - before - set(sys.stdlib_module_names)))
@@ -88,7 +88,7 @@ def test_the_public_names() -> None:
 def test_jobs_come_when_they_are_named() -> None:
     code = """
 import sys, certk_rs
-assert {"prune", "verify", "analyze"} <= set(dir(certk_rs)) & set(certk_rs.__all__)
+assert {"prune", "verify", "gate", "analyze"} <= set(dir(certk_rs)) & set(certk_rs.__all__)
 print(*sys.modules)
 """
     own = {name for name in run(code).split() if name.startswith("certk_rs.")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -452,3 +453,74 @@ def test_a_plot_goes_into_axes_that_are_there(plt: Any, tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "plot.svg").read_text()
     with pytest.raises(ck.CertkError, match="axes: 1 given; pass two"):
         made([(3, 0.1, 1.0)]).plot(axes=own[0])
+
+
+# ---------------------------------------------------------------------------------- Prometheus
+
+SAMPLE = re.compile(r'([a-z_]+)\{layer="(\d+)"\} (\+Inf|NaN|[0-9][0-9.e+-]*)')
+
+
+def exposed(text: str) -> dict[str, dict[int, float]]:
+    """Read the text format by its rules: each family once, HELP and TYPE first, all lines ended."""
+    assert text.endswith("\n")
+    found: dict[str, dict[int, float]] = {}
+    lines = text.removesuffix("\n").split("\n")
+    while lines:
+        about = re.fullmatch(r"# HELP ([a-z_]+) ([^\\]+)", lines.pop(0))
+        assert about is not None
+        kind = re.fullmatch(rf"# TYPE {about[1]} (counter|gauge)", lines.pop(0))
+        assert kind is not None
+        assert (kind[1] == "counter") == about[1].endswith("_total")
+        assert about[1] not in found
+        samples = found[about[1]] = {}
+        while lines and lines[0][0] != "#":
+            sample = SAMPLE.fullmatch(lines.pop(0))
+            assert sample is not None
+            assert sample[1] == about[1]
+            assert int(sample[2]) not in samples
+            samples[int(sample[2])] = float(sample[3])
+    return found
+
+
+def test_prometheus_gets_the_certificates_of_layers() -> None:
+    recorder = decoded(ct.Recorder())
+    found = exposed(recorder.to_prometheus())
+    for each in recorder.layers:
+        assert {name: samples[each.layer] for name, samples in found.items()} == {
+            "certk_calls_total": each.calls,
+            "certk_calls_unproven_total": 0,
+            "certk_rows_total": each.rows,
+            "certk_tail_mass_upper": each.tail_mass_upper,
+            "certk_error_bound": each.error_bound,
+            "certk_kept_share": each.kept,
+            "certk_scored_share": each.scored,
+        }
+    assert all(len(samples) == len(recorder.layers) for samples in found.values())
+
+
+def test_prometheus_of_calls_that_are_not_proven() -> None:
+    rows = [(3, 1e-320, 0.5), (3, 0.2, math.inf), (7, 0.1, 1.0), (3, 0.3, 1.0)]
+    found = exposed(made(rows).to_prometheus())
+    assert found["certk_calls_unproven_total"] == {3: 2, 7: 0}
+    assert found["certk_calls_total"] == {3: 3, 7: 1}
+    assert found["certk_error_bound"] == {3: math.inf, 7: 1.0}
+    assert found["certk_tail_mass_upper"] == {3: 0.3, 7: 0.1}
+    unasked = exposed(made(rows, error_bounds=False).to_prometheus())
+    assert unasked["certk_error_bound"] == {}
+    with ct.Recorder() as recorder:
+        assert set(map(len, exposed(recorder.to_prometheus()).values())) == {0}
+
+
+def test_records_pass_a_gate(tmp_path: Path) -> None:
+    recorder, path = decoded(ct.Recorder()), tmp_path / "calls.jsonl"
+    recorder.to_jsonl(path)
+    worst = max(each.tail_mass_upper for each in recorder.layers)
+    error = max(each.error_bound or 0.0 for each in recorder.layers)
+    assert ck.gate(path, tv=worst, error=error).passes
+    assert not ck.gate(path, tv=math.nextafter(worst, 0)).passes
+    assert not ck.gate(path, error=math.nextafter(error, 0)).passes
+    for rows, unproven in ([(3, 0.2, 1.0), (3, 0.1, 1.0)], 0.5), ([(0, 0.1, 1.0)], 0):
+        made(rows, error_bounds=False).to_jsonl(path, replace=True)
+        assert ck.gate(path, unproven=unproven).passes
+        assert not ck.gate(path, unproven=unproven, error=9).passes
+        assert ck.gate(path, tv=1).passes == (unproven == 0)
