@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -186,7 +187,9 @@ def test_a_file_that_the_system_refuses_is_an_error(
 # ------------------------------------------------------------------------------ many
 
 
-def test_one_bad_file_does_not_end_the_others(outs: Path, tmp_path: Path) -> None:
+def test_one_bad_file_does_not_end_the_others(
+    outs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "all"
     for name in ("a", "b", "deep/c", "deep/d"):
         path = folder / f"{name}.safetensors"
@@ -194,7 +197,7 @@ def test_one_bad_file_does_not_end_the_others(outs: Path, tmp_path: Path) -> Non
         shutil.copy(output(outs, "full"), path)
     code, shown, errors = said("gate", folder, "--tv", 0.05)
     assert (code, errors) == (0, "")
-    assert re.fullmatch(r"4 of 4 files pass: tail mass 0.0499993 <= 0.05, .* 0 <= 0\n", shown)
+    assert re.fullmatch(r"4 of 4 files pass: tail mass 0.0499993 <= 0.05; .* 0 <= 0\n", shown)
     (folder / "a.safetensors").write_bytes(b"no")
     shutil.copy(output(outs, "capped"), folder / "deep" / "c.safetensors")
     code, shown, errors = said("gate", folder, "--tv", 0.05)
@@ -206,6 +209,13 @@ def test_one_bad_file_does_not_end_the_others(outs: Path, tmp_path: Path) -> Non
     assert errors.startswith(f"certk: failed: 2 of 4 files fail (first: {folder}/a.safetensors: ")
     files = answered("gate", folder, "--tv", 0.05, code=1)["files"]
     assert [each["passes"] for each in files] == [False, True, False, True]
+    # Patterns and lists take what is below directories, too, and all that have one name.
+    assert len(ck.gate(f"{tmp_path}/al*", tv=1.0).files) == 4
+    (tmp_path / "one").mkdir()
+    shutil.copy(output(outs, "full"), tmp_path / "one" / "a.safetensors")
+    listed = io.BytesIO(f"{folder}\n{tmp_path}/one/a.safetensors\n".encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(listed))
+    assert "2 of 5 files fail" in said("gate", "-", "--tv", 0.05).err
     # A file that is given twice is judged once.
     assert len(ck.gate([folder, folder / "b.safetensors"], tv=1.0).files) == 4
 
@@ -257,8 +267,8 @@ def test_a_record_is_judged_by_its_worst_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("calls", "threshold", "remedy"),
     [
-        ([], "tv", "no certified attention ran: switch the model over"),
-        ([], "unproven", "no certified attention ran"),
+        ([], "tv", "does not hold: no certified attention ran: switch the model over"),
+        ([], "unproven", "does not hold: no certified attention ran"),
         ([call(), call(error_bound="absent")], "error", "use Recorder(error_bounds=True)"),
         ([call(), call(error_bound=None)], "error", "is not proven to be finite"),
         ([call(rows=0, kept=None)], "keys", "no row sees a key"),

@@ -345,7 +345,7 @@ def find_outputs(outs: Sequence[str]) -> list[Found]:
     for text in outs:
         place = locate(text)
         if not place.is_directory():
-            for source in expand([text]):
+            for source in expand([text], recursive=True, same_names=True):
                 found.append(Found(JobRecord.of(source.location.beside("")), (source,), False))
             continue
         record = JobRecord.of(place)

@@ -36,11 +36,7 @@ LABELS = {
 }
 _SHARES = ("keys", "unproven")
 _MOST_BYTES = 1 << 30
-_NO_MASSES = "is not recorded: prune with --proof full or --proof compact"
-_NO_CALL = (
-    "is not there, for no certified attention ran: switch the model over by "
-    "certk_rs.transformers.use, and run it inside the Recorder"
-)
+_NO_MASSES = "is not recorded: prune with --proof full, or compact"
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Check:
     def __str__(self) -> str:
         name, limit = LABELS[self.name], repr(self.limit).removesuffix(".0")
         if self.value is None:
-            return f"{name} {self.missing} (threshold {limit})"
+            return f"{name} {self.missing}"
         shown = min(rounded(self.value, ROUND_CEILING), repr(self.value), key=len)
         if (float(shown) <= self.limit) != self.passes:  # the digits left out decide
             shown = repr(self.value)
@@ -99,7 +95,7 @@ class GatedFile:
         if self.complaint is not None:
             return f"does not hold: {self.complaint}"
         decide = [each for each in self.checks if not each.passes] or self.checks
-        return ", ".join(map(str, decide))
+        return "; ".join(map(str, decide))
 
     def __str__(self) -> str:
         return f"{'pass' if self.passes else 'FAIL'} {self.path}: {self.reason}"
@@ -147,7 +143,7 @@ class Gate(Shown):
             return "\n".join([head, *(plain(f"  {each}") for each in bad[:3])])
         every = zip(*(each.checks for each in self.files), strict=True)
         worst = (max(checks, key=lambda check: check.value or 0.0) for checks in every)
-        return f"{head}: {', '.join(map(str, worst))}"
+        return f"{head}: {'; '.join(map(str, worst))}"
 
     def __repr__(self) -> str:
         return f"Gate(passes={self.passes}, {len(self.files)} files, {len(self.failed)} fail)"
@@ -221,7 +217,7 @@ def _limits(given: Mapping[str, object]) -> dict[str, float]:
         number = float(value) if known and isinstance(value, Real) else math.nan
         if not (0 <= number <= most and number < math.inf):
             raise CertkError(f"{name} is {value!r}: give a number {text}")
-        limits[name] = number
+        limits[name] = abs(number)  # -0.0, too
     if not limits:
         raise CertkError("no threshold: give at least one of tv, error, keys and unproven")
     return limits if "unproven" in limits else limits | {"unproven": 0.0}
@@ -320,7 +316,10 @@ def _of_record(content: bytes) -> Numbers:
     lines = content.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n")
     calls = [_call(line, number) for number, line in enumerate(lines, 1) if content]
     if not calls:
-        return dict.fromkeys(LABELS, _NO_CALL)
+        raise CertkError(
+            "no certified attention ran: switch the model over by certk_rs.transformers.use, and "
+            "run it inside the Recorder"
+        )
     errors = [each["error_bound"] for each in calls if "error_bound" in each]
     rows = sum(each["rows"] for each in calls)
     kept = math.fsum(each["rows"] * each["kept"] for each in calls if each["rows"])
