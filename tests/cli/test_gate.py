@@ -177,9 +177,11 @@ def test_a_file_that_the_system_refuses_is_an_error(
         raise OSError(5, "Input/output error", "x")
 
     (tmp_path / "link.safetensors").symlink_to(tmp_path / "nowhere")
-    body = answered("gate", tmp_path / "link.safetensors", "--tv", 1, code=2)
-    assert "No such file" in body["files"][0]["error"]
-    assert body["error"]["kind"] == "io"
+    (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
+    for name, words in (("link", "No such file"), ("loop", "Too many levels")):
+        body = answered("gate", tmp_path / f"{name}.safetensors", "--tv", 1, code=2)
+        assert words in body["files"][0]["error"]
+        assert body["error"]["kind"] == "io"
     monkeypatch.setattr("certk_rs._files.tensor_file.SafetensorsFile.chunks", refuse)
     assert said("gate", outs / "full", "--tv", 1).code == 2
 
@@ -230,6 +232,11 @@ def test_an_input_without_an_output_fails(tmp_path: Path) -> None:
     assert "1 of 2 files fail" in found.err
     # Asked for by its name, the good one is all that counts.
     assert certk("gate", tmp_path / "out" / "good.safetensors", "--tv", 0.1) == 0
+    job = tmp_path / "out" / ".certk" / "job.json"
+    told = job.read_text()
+    job.write_text(told[:-9])
+    assert "record of the job cannot be read" in said("gate", tmp_path / "out", "--tv", 0.1).out
+    job.write_text(told)
     (tmp_path / "out" / "good.safetensors").unlink()
     assert "2 of 2 files fail" in said("gate", tmp_path / "out", "--tv", 0.1).err
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING
 from numbers import Integral, Real
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from .._display.plain import plain
 from .._display.shown import Shown
 from .._files.location import Location
 from .._files.new_file import write_json
-from .._files.reader import open_reader, read_bytes
+from .._files.reader import read_bytes
 from .._files.safetensors import parse_json
 from ..audit import OutputAudit, Progress, audit
 from ..errors import CertkError, one_line, told
 from .folder import find_outputs
-from .inputs import SUFFIX
 
 Place = str | os.PathLike[str]
 Numbers = Mapping[str, float | str]
@@ -194,8 +194,11 @@ def gate(
         OSError: A directory cannot be read.
     """
     limits = _limits({"tv": tv, "error": error, "keys": keys, "unproven": unproven})
+    given = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    if not isinstance(given, Iterable):
+        raise CertkError(f"inputs is a path or a list of paths, not {type(inputs).__name__}")
     files = []
-    for each in _judged(_listed(inputs), limits, progress):
+    for each in _judged([os.fspath(place) for place in given], limits, progress):
         files.append(each)
         if on_file is not None:
             on_file(each)
@@ -223,26 +226,21 @@ def _limits(given: Mapping[str, object]) -> dict[str, float]:
     return limits if "unproven" in limits else limits | {"unproven": 0.0}
 
 
-def _listed(given: Place | Iterable[Place]) -> list[str]:
-    if isinstance(given, (str, os.PathLike)):
-        return [os.fspath(given)]
-    if isinstance(given, Iterable):
-        return [os.fspath(each) for each in given]
-    raise CertkError(f"inputs is a path or a list of paths, not {type(given).__name__}")
-
-
 def _judged(
     places: list[str], limits: Mapping[str, float], progress: Progress | None
 ) -> Iterator[GatedFile]:
     """Judge every file once, and the inputs of whole jobs that have no output."""
     every = find_outputs(places)
     # A URL is refused before anything is judged.
-    files = {source.location.path.resolve() for found in every for source in found.sources}
+    files = {realpath(source.location.path) for found in every for source in found.sources}
     for found in every:
         for source in found.sources:
-            if (path := source.location.path.resolve()) in files:
+            if (path := realpath(source.location.path)) in files:
                 files.remove(path)
                 yield _judge(source.location, limits, progress)
+        # Notes say that it is not known which outputs there should be.
+        for note in found.record.notes if found.whole else ():
+            yield GatedFile(str(found.record.out), "missing", complaint=note)
         there = {source.name for source in found.sources}
         for name in found.record.inputs if found.whole else ():
             if name not in there:
@@ -255,10 +253,10 @@ def _judged(
 def _judge(place: Location, limits: Mapping[str, float], progress: Progress | None) -> GatedFile:
     path, kind = str(place), "output"
     try:
-        if _is_record(place):
+        if _is_record(place.path):
             kind, numbers = "record", _of_record(read_bytes(place, _MOST_BYTES))
         else:
-            [found] = audit([Path(place.path)], progress=progress).outputs
+            [found] = audit([place.path], progress=progress).outputs
             if found.error is not None:
                 return GatedFile(path, kind, error=found.error)
             if found.findings:
@@ -269,23 +267,21 @@ def _judge(place: Location, limits: Mapping[str, float], progress: Progress | No
         return GatedFile(path, kind, complaint=one_line(error).removeprefix(f"{path}: "))
     except OSError as error:
         return GatedFile(path, kind, error=told(error).removeprefix(f"{path}: "))
-    return GatedFile(path, kind, tuple(_check(*each, numbers) for each in limits.items()))
+    checks = []
+    for name, limit in limits.items():
+        number = numbers[name]
+        value, missing = (None, number) if isinstance(number, str) else (number, None)
+        checks.append(Check(name, limit, value, missing))
+    return GatedFile(path, kind, tuple(checks))
 
 
-def _check(name: str, limit: float, numbers: Numbers) -> Check:
-    number = numbers[name]
-    return Check(name, limit, *((None, number) if isinstance(number, str) else (number,)))
-
-
-def _is_record(place: Location) -> bool:
+def _is_record(path: Path) -> bool:
     """Tell lines of JSON by their first byte: the length that outputs begin with has another."""
-    reader = open_reader(place)
-    try:
-        first = bytearray(min(reader.size, 1))
-        reader.read_into(0, memoryview(first))
-    finally:
-        reader.close()
-    return first == b"{" or (not first and not place.name.endswith(SUFFIX))
+    first = b""
+    if path.is_file():  # opening a pipe would wait
+        with path.open("rb") as file:
+            first = file.read(1)
+    return first == b"{" or (not first and path.suffix == ".jsonl")
 
 
 def _of_output(found: OutputAudit) -> Numbers:
