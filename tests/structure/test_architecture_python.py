@@ -37,6 +37,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     # Pruning scores keys where they are, as jobs do; a recorder is shown.
     "transformers": {"", "_display", "_files", *COMMON, *SUBJECTS},
     "kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "guard", "errors"},
+    "lmcache": {"_native", "_arrays", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "_jobs": {"", "audit", "_display", "_files", *COMMON, *SUBJECTS},
     **dict.fromkeys(SUBJECTS, COMMON),
@@ -83,6 +84,7 @@ THIRD_PARTY = {
 }
 # Imported inside functions only, and only in these rooms.
 LAZY = {
+    "lmcache": {"torch"},
     "transformers": {"torch", "transformers"},
     "_display": {"matplotlib", "pandas"},
     "_cli": {"rich", "typer"},

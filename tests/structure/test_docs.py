@@ -7,9 +7,11 @@ Rust blocks run in `cargo test --doc`.
 
 from __future__ import annotations
 
+import enum
 import re
 import shutil
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,21 @@ def _transformers() -> dict[str, Any]:
     return {"model": zoo.build("llama"), "inputs": {"input_ids": ids[:, :20]}, "ids": ids}
 
 
+def _lmcache() -> dict[str, Any]:
+    """A request of one layer, as LMCache's SDK has it, which changes nothing."""
+    torch = pytest.importorskip("torch")
+    kinds = enum.Enum("LMCacheSDKCacheKind", {"KV": "kv", "QUERY": "query"})
+    kv, query = torch.randn(2, 1, 512, 8 * 128), torch.randn(1, 1, 512, 32 * 128)
+    caches = {kinds["KV"]: kv, kinds["QUERY"]: query}
+
+    def modify_kv(fn: Callable[..., Any]) -> None:
+        left, tokens = fn(caches, list(range(512)))
+        assert left.shape[2] == len(tokens)
+
+    stream = types.SimpleNamespace(modify_kv=modify_kv)
+    return {"stream": stream, "LMCacheSDKCacheKind": kinds}
+
+
 # What a page takes for given: files in the folder it runs in, and names.
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": _readme,
@@ -71,6 +88,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/start.md": _transformers,
     "docs/transformers.md": _transformers,
     "docs/howto/gate.md": _gate,
+    "docs/howto/lmcache.md": _lmcache,
     "docs/howto/prune-directory.md": _caches,
     "docs/howto/transformers.md": _transformers,
     "docs/files.md": _cache,
