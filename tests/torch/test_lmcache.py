@@ -74,7 +74,7 @@ def losses(caches: dict[Kind, Tensor], kept: Any, causal: bool = True, m: int = 
 
 
 def holds(told: DroppedTokens, caches: dict[Kind, Tensor], causal: bool = True) -> None:
-    """What is told of each query is no less than the truth, and hardly more."""
+    """See that what is told of each query is no less than the truth, and hardly more."""
     upper = told.tail_mass_upper
     real = losses(caches, told.kept, causal, upper.shape[2])
     assert upper.shape == real.shape
