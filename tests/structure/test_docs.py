@@ -218,6 +218,14 @@ def test_the_map_names_the_folders_that_there_are() -> None:
     assert set(re.findall(r"`(\w+\.(?:rs|py))`", page)) <= files
 
 
+def test_the_list_for_language_models_has_every_page_for_users() -> None:
+    listed = re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text())
+    assert not [name for name in listed if not (ROOT / name).is_file()]
+    others = {"architecture", "experiments", "install", "package"}
+    pages_ = {f"docs/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs").rglob("*.md")}
+    assert pages_ - {f"docs/{name}.md" for name in others} <= set(listed)
+
+
 def test_the_page_of_a_package_has_no_links_that_lead_nowhere() -> None:
     for manifest in ("pyproject.toml", "Cargo.toml"):
         readme = re.search(r'^readme = "(.*)"$', (ROOT / manifest).read_text(), re.M)
@@ -247,6 +255,8 @@ def test_versions_that_pages_name_are_those_of_the_manifests() -> None:
     rust = manifest("Cargo.toml", r'^rust-version = "(.*)"$')
     assert says("README.md", r"Python >= ([\d.]+), Rust >= ([\d.]+) and") == [python, rust]
     assert says("CONTRIBUTING.md", r"Have Python >= ([\d.]+),") == [python]
+    version = manifest("Cargo.toml", r'^version = "(.*)"$')
+    assert manifest("CITATION.cff", r"^version: (.*)$") == version
     kvpress = manifest("tests/transformers/older-requirements.txt", r"^kvpress==(.*)$")
     older = manifest("tests/transformers/older-requirements.txt", r"^transformers==(.*)$")
     assert says("docs/kvpress.md", r"kvpress ([\d.]+) needs .*?tried with ([\d.]+) ") == [

@@ -20,8 +20,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import _native
 from ..errors import CertkError
+from ..results import AttentionResult
 from ..sparse_attention import attention as attention_of
-from . import recorder, settings
+from . import batches, recorder, settings
 from .caches import check_positions
 from .capture_file import WRITING
 from .coded_layer import CodedLayer
@@ -79,10 +80,15 @@ def certified_attention(
     Raises:
         CertkError: No budget, or something that certified attention cannot do.
     """
-    _refuse(module, dropout, kwargs)
+    batch = batches.is_batch(kwargs)
+    dropped = batches.PASSED if batch else ()
+    _refuse(module, dropout, {k: v for k, v in kwargs.items() if k not in dropped})
     writer = WRITING.get()
     if writer is None:
         _refuse_gradients(query, key, value, s_aux)
+    if batch:
+        window = {"sliding_window": sliding_window}
+        return _of_batch(module, (query, key, value), kwargs | window, scaling, s_aux), None
     attention_mask = hidden(query, key, attention_mask)
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     causal = is_causal
@@ -145,6 +151,40 @@ def certified_attention(
     if writer is None:
         recorder.record(module, result, rows, budget)
     return result.out.transpose(1, 2).contiguous(), None
+
+
+def _of_batch(
+    module: nn.Module,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    kwargs: dict[str, Any],
+    scaling: float | None,
+    s_aux: torch.Tensor | None,
+) -> torch.Tensor:
+    """Answer a call of continuous batching."""
+    if WRITING.get() is not None:
+        raise CertkError("generate_batch reads a paged cache: capture with generate")
+    budget = settings.budget_for(module)
+
+    def attend(q: Any, k: Any, v: Any, causal: bool) -> AttentionResult:
+        return attention_of(
+            q,
+            k,
+            v,
+            budget.eps,
+            out_tol=budget.out_tol,
+            scale=None if scaling is None else float(scaling),
+            sinks=None if s_aux is None else s_aux.detach(),
+            threads=torch.get_num_threads() if budget.threads is None else budget.threads,
+            even_if_slower=budget.even_if_slower,
+            weights=budget.weights,
+            causal=causal,
+        )
+
+    def record(result: AttentionResult, rows: Visibility) -> None:
+        recorder.record(module, result, rows, budget)
+
+    with _native.OpenMpTeam():
+        return batches.attend(module, tensors, kwargs, attend, record)
 
 
 def _from_codes(

@@ -19,6 +19,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from ..errors import CertkError
 from ..sparse_attention import Weights
 from .attention import certified_attention
+from .batches import take_in_batches
 from .own_attention import (
     asks_for_more,
     computes_by_itself,
@@ -50,6 +51,7 @@ def register() -> None:
     AttentionInterface.register(NAME, certified_attention)
     AttentionMaskInterface.register(NAME, _mask)
     unwrap()
+    take_in_batches()
 
 
 def _mask(*args: Any, **kwargs: Any) -> Any:
