@@ -14,7 +14,7 @@ that number. See docs/torch.md.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .errors import CertkError, pip_install
 from .key_index import KeyIndex
@@ -365,6 +365,9 @@ def attention(
     causal: bool = False,
     lengths: Tensor | None = None,
     mask: Tensor | None = None,
+    block_table: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    layout: Literal["hnd", "nhd"] = "hnd",
     threads: int | None = None,
 ) -> AttentionResult:
     """Softmax attention that drops what it can prove to be small, and says what was lost.
@@ -390,6 +393,11 @@ def attention(
         lengths: How many keys a row sees, from the first; integers of shape () or q.shape[:-1].
         mask: Boolean (True = seen), broadcasts to q.shape[:-1] + (n,); or additive, of 0 and
             entries <= finfo.min / 2.
+        block_table: With it k and v are the blocks of a paged cache, as those of
+            `certk_rs.PagedRows`, and these are the numbers of the blocks of each sequence. Without
+            an index and a gradient.
+        key_lengths: With `block_table`: how many keys each sequence has.
+        layout: With `block_table`: the order of the axes of a block, as in `PagedRows`.
         threads: Number of threads; None for as many as torch uses.
 
     Raises:
@@ -399,6 +407,13 @@ def attention(
     _need_no_tangents(q=q, k=k, v=v)
     number, per_row = _budget(eps)
     how = (number, scale, causal, per_row, lengths, mask, threads)
+    if block_table is not None:
+        if index is not None or key_lengths is None:
+            raise CertkError("block_table goes with key_lengths, and without an index")
+        _need_tensors(block_table=block_table, key_lengths=key_lengths)
+        _need_no_gradient("pages", q, k, v)
+        pages = (block_table, key_lengths, layout)
+        return AttentionResult(*_operators.attention_paged(q, k, v, *pages, *how))
     if index is None:
         return AttentionResult(*_operators.attention(q, k, v, *how))
     if not isinstance(index, IndexTensors):
@@ -409,10 +424,14 @@ def attention(
     parts: tuple[object, ...] = index if index.values is not None else index[:-1]
     if not all(isinstance(part, Tensor) and part.is_cpu for part in parts):
         _need_tensors(**{f"index.{name}": tensor for name, tensor in index._asdict().items()})
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise CertkError(
-            "q, k or v requires a gradient, and attention with an index has none; call it under "
-            "torch.no_grad(), detach them, or leave index out"
-        )
+    _need_no_gradient("an index", q, k, v)
     found = _operators.attention_indexed(q, k, v, *index[:-1], *how, index.values)
     return AttentionResult(*found)
+
+
+def _need_no_gradient(what: str, *tensors: Tensor) -> None:
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        raise CertkError(
+            f"q, k or v requires a gradient, and attention with {what} has none; call it under "
+            f"torch.no_grad(), detach them, or do without {what}"
+        )

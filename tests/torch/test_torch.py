@@ -71,7 +71,7 @@ SELECTIONS = ["select", "select_mask", "selection", "keep_set"]
 
 def test_every_operator_is_checked() -> None:
     every = torch._C._dispatch_get_all_op_names()
-    checked = [*SELECTIONS, "certify", "attention", "attention_indexed"]
+    checked = [*SELECTIONS, "certify", "attention", "attention_indexed", "attention_paged"]
     assert {name for name in every if name.startswith("certk::")} == {
         f"certk::{n}" for n in checked
     }
@@ -138,6 +138,38 @@ def test_opcheck_of_attention_with_an_index(dtype: torch.dtype, layout: str) -> 
         *keys, values = ct.index_tensors(index)
         more = (0.05, None, True, None, None, None, None, values)
         opcheck(OPS.attention_indexed.default, (q, k, v, *keys, *more), layout)
+
+
+def in_pages(rows: Tensor, size: int = 16) -> tuple[Tensor, Tensor]:
+    """Cut rows (sequences, heads, n, d) into blocks, the last of them first."""
+    sequences, heads, n, d = rows.shape
+    width = -(-n // size)
+    padded = torch.nn.functional.pad(rows.detach(), (0, 0, 0, width * size - n))
+    blocks = padded.view(sequences, heads, width, size, d).transpose(1, 2).flatten(0, 1)
+    table = torch.arange(sequences * width).view(sequences, width)
+    return blocks.flip(0).contiguous(), (sequences * width - 1 - table).to(torch.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_paged_attention(dtype: torch.dtype) -> None:
+    q, k, v = (each.detach() for each in attended(dtype))
+    keys, table = in_pages(k)
+    values, _ = in_pages(v)
+    lengths = torch.full((len(k),), k.shape[-2], dtype=torch.int32)
+    pages = (q, keys, values, table, lengths, "hnd", 0.05)
+    opcheck(OPS.attention_paged.default, pages, "plain")
+    found = ct.attention(q, keys, values, 0.05, block_table=table, key_lengths=lengths)
+    for one, other in zip(found, ct.attention(q, k, v, 0.05), strict=True):
+        assert torch.equal(one, other)
+    compiled = torch.compile(
+        lambda *given: ct.attention(*given[:3], 0.05, block_table=given[3], key_lengths=given[4]),
+        fullgraph=True, backend="aot_eager",
+    )  # fmt: skip
+    assert torch.equal(compiled(q, keys, values, table, lengths).out, found.out)
+    with pytest.raises(ck.CertkError, match="goes with key_lengths"):
+        ct.attention(q, keys, values, 0.05, block_table=table)
+    with pytest.raises(ck.CertkError, match="attention with pages has none"):
+        ct.attention(q.requires_grad_(), keys, values, 0.05, block_table=table, key_lengths=lengths)
 
 
 def everything(

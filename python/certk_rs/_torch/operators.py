@@ -23,6 +23,7 @@ from .._arrays import coerce
 from .._ragged import padded
 from ..errors import CertkError
 from ..key_index import IndexArrays
+from ..paged_rows import PagedRows
 from .gradient import remember, truncated
 
 Given = dict[str, Any]
@@ -111,6 +112,13 @@ def as_index(tensors: Sequence[Tensor | None]) -> IndexArrays:
 def _attend(**options: Any) -> Any:
     parts = [options.pop(name) for name in INDEX_DTYPES if name in options]
     return sparse_attention.attention(**options, index=as_index(parts) if parts else None)
+
+
+def _attend_paged(
+    *, k: Tensor, v: Tensor, block_table: Tensor, key_lengths: Tensor, layout: Any, **options: Any
+) -> Any:
+    keys, values = (PagedRows(each, block_table, key_lengths, layout) for each in (k, v))
+    return sparse_attention.attention(k=keys, v=values, **options)
 
 
 # ---------------------------------------------------------------------- from a row to an operator
@@ -281,5 +289,11 @@ attention_indexed = _operator(
     "attention_indexed",
     f"{_VECTORS}, {_INDEX}, {_ATTEND}, Tensor? values=None",
     _attend,
+    _ATTENDED,
+)
+attention_paged = _operator(
+    "attention_paged",
+    f"{_VECTORS}, Tensor block_table, Tensor key_lengths, str layout, {_ATTEND}",
+    _attend_paged,
     _ATTENDED,
 )
