@@ -204,6 +204,33 @@ class Selection(_OfRows):
         table: Indices = padded(self.indices, self.k.reshape(-1), fill)
         return table.reshape(*self.k.shape, table.shape[1])
 
+    def to_blocks(self, block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the blocks of so many positions that hold a kept key: block-sparse rows (BSR).
+
+        Row r has the blocks numbers[indptr[r] : indptr[r + 1]], ascending, where a block begins at
+        its number times block_size. All of its keys are kept then, so that a row loses no more than
+        the selection does. Of a paged cache, `block_table[numbers]` are a row's pages.
+
+        Args:
+            block_size: Positions of a block, 1 or more.
+
+        Returns:
+            indptr (rows + 1,), and numbers.
+
+        Raises:
+            CertkError: A block_size below 1.
+        """
+        if block_size < 1:
+            raise CertkError(f"block_size is {block_size}; pass 1 or more")
+        numbers = self.indices.astype(np.int64) // block_size
+        new = np.ones(numbers.size, np.bool_)
+        new[1:] = numbers[1:] != numbers[:-1]
+        starts = self.indptr[:-1]
+        new[starts[starts < numbers.size]] = True
+        before = np.zeros(numbers.size + 1, np.int64)
+        np.cumsum(new, out=before[1:])
+        return before[self.indptr], numbers[new]
+
     @property
     def _n_scores(self) -> int:
         ragged = self.score_indptr

@@ -566,3 +566,23 @@ def test_a_summary_does_not_compute_the_bound_on_the_error() -> None:
     bound = result.error_bound.max()
     [line] = [line for line in result.summary().splitlines() if "error" in line]
     assert float(line.split()[-1]) >= bound
+
+
+def test_blocks_are_those_that_hold_a_kept_key() -> None:
+    rng = np.random.default_rng(0)
+    scores = 4 * rng.standard_normal((2, 5, 200))
+    mask = np.ones(scores.shape, np.bool_)
+    mask[0, 3] = False  # a row that keeps nothing, and one that keeps the last key alone
+    mask[1, 4, :-1] = False
+    found = ck.select(scores, 0.01, mask=mask)
+    for size in (1, 7, 16, 500):
+        indptr, numbers = found.to_blocks(size)
+        for row in range(10):
+            expected = sorted({int(i) // size for i in found.row(row)})
+            assert numbers[indptr[row] : indptr[row + 1]].tolist() == expected
+        assert indptr[-1] == len(numbers)
+    none = ck.select(np.zeros((0, 8)), 0.1).to_blocks(4)
+    assert none[0].tolist() == [0]
+    assert not len(none[1])
+    with pytest.raises(ck.CertkError, match="block_size is 0"):
+        found.to_blocks(0)
