@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError, prune
+from certk_rs import CertkError, prune, verify
 from certk_rs._files.tensor_file import SafetensorsFile
 from certk_rs.audit import audit
 from cli_fixtures import (
@@ -456,3 +456,11 @@ def test_several_budgets_are_told_as_a_range(job: Job) -> None:
     assert told["eps"] is None
     assert told["budgets"] == {"0": [0.1, 0.1], "1": [0.1, 0.1000001]}
     assert "eps = 0.1 to 0.1000001, " in said("verify", job.output).out
+
+
+def test_a_loop_of_links_is_one_output_that_cannot_be_judged(copied: Path) -> None:
+    (copied / "out" / "loop.safetensors").symlink_to("loop.safetensors")
+    found = verify(copied / "out")
+    assert len(found.outputs) == MANY + 1
+    [bad] = [each for each in found.outputs if each.error is not None]
+    assert "symbolic links" in str(bad.error)

@@ -166,4 +166,7 @@ def _files(given: Place | Iterable[Place], recursive: bool, needed: bool = False
     if not places and not needed:
         return []
     sources = expand(places, recursive, same_names=True)
-    return list({path.resolve(): path for path in (s.location.path for s in sources)}.values())
+    # Unlike `Path.resolve` this takes loops of links, which are told when they are opened.
+    return list(
+        {os.path.realpath(path): path for path in (s.location.path for s in sources)}.values()
+    )
