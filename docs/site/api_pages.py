@@ -57,6 +57,7 @@ ELSEWHERE = {
     "__main__": "python -m certk_rs",
     "audit": "certk_rs.verify, of which it is the engine",
     "cli": "the page of commands",
+    "comparison": "certk_rs.compare",
     "errors": "certk_rs.CertkError",
     "hot_keys": "certk prune --hot",
     "keepset": "certk_rs.keep_set",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._jobs.prune import prune
     from ._jobs.verify import verify
     from ._native import __version__, simd_level
+    from .comparison import compare
     from .errors import CertkError
     from .keepset import keep_set, keep_set_of_queries
     from .kept_rows import KeptRows
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .results import (
         AttentionResult,
         Certificate,
+        Comparison,
         KeepSet,
         RecallResult,
         Rung,
@@ -41,6 +43,7 @@ __all__ = [
     "AttentionResult",
     "Certificate",
     "CertkError",
+    "Comparison",
     "KeepSet",
     "KeptRows",
     "KeyIndex",
@@ -58,6 +61,7 @@ __all__ = [
     "attention",
     "bounds",
     "certify",
+    "compare",
     "gate",
     "gaussian",
     "keep_set",
@@ -79,6 +83,7 @@ _NAMES = {
     "_jobs.prune": ("prune",),
     "_jobs.verify": ("verify",),
     "_native": ("__version__", "simd_level"),
+    "comparison": ("compare",),
     "errors": ("CertkError",),
     "keepset": ("keep_set", "keep_set_of_queries"),
     "kept_rows": ("KeptRows",),
@@ -87,8 +92,8 @@ _NAMES = {
     "paged_rows": ("PagedRows",),
     "ragged_rows": ("RaggedRows",),
     "results": (
-        *("AttentionResult", "Certificate", "KeepSet", "RecallResult", "Rung", "SearchResult"),
-        *("Selection", "Status"),
+        *("AttentionResult", "Certificate", "Comparison", "KeepSet", "RecallResult", "Rung"),
+        *("SearchResult", "Selection", "Status"),
     ),
     "selection": ("certify", "select"),
     "sparse_attention": ("ValueBall", "attention"),

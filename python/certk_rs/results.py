@@ -126,10 +126,14 @@ class _OfRows(_Frozen, Shown):
         for name in _KINDS.keys() & columns.keys():
             names = [kind.name.lower() for kind in _KINDS[name]]
             columns[name] = np.array(names, object)[columns[name]]
-        return per_row(self.tail_mass_upper.shape, **columns)
+        return per_row(self._batch, **columns)
 
     def _index(self, pandas: Any) -> Any:
-        return row_index(pandas, self.tail_mass_upper.shape)
+        return row_index(pandas, self._batch)
+
+    @property
+    def _batch(self) -> tuple[int, ...]:
+        return self.tail_mass_upper.shape
 
 
 @_on_demand
@@ -562,6 +566,50 @@ class RecallResult(_OfRows):
         return (
             f"RecallResult({rows_of(self.tail_mass_upper.size)}, k {span(self.k)}, "
             f"tail mass <= {worst(self.tail_mass_upper)})"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(_OfRows):
+    """The cost of another cache to each row of attention; `...` is q.shape[:-1].
+
+    The promise, per row: the total variation distance between the real-number softmax over the
+    original keys and that over the other keys lies in [tv_lower, tv_upper]. The real-number outputs
+    over the two caches are at most `error_upper` apart.
+    """
+
+    _COLUMNS = ("tv_lower", "tv_upper", "error_upper")
+    tv_lower: NDArray[np.float64]
+    """Proven lower end of the total variation distance, in [0, 1], (...)."""
+    tv_upper: NDArray[np.float64]
+    """Proven upper end of the total variation distance, in [0, 1], (...)."""
+    error_upper: NDArray[np.float64]
+    """Upper bound on the distance of the outputs, (...): Euclidean over d_v, in the units of v."""
+
+    @property
+    def worst(self) -> float:
+        """The largest upper end of the total variation distance; 0 without rows."""
+        return float(self.tv_upper.max(initial=0.0))
+
+    @property
+    def worst_row(self) -> tuple[int, ...]:
+        """The place in the batch shape of a row with that upper end."""
+        return tuple(map(int, np.unravel_index(self.tv_upper.argmax(), self._batch)))
+
+    @property
+    def _batch(self) -> tuple[int, ...]:
+        return self.tv_upper.shape
+
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        return f"Comparison of {rows_of(self.tv_upper.size)}, batch shape {self._batch}", {
+            "distance": f"total variation {masses(self.tv_lower, self.tv_upper)}",
+            "error": f"at most {worst(self.error_upper)}",
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Comparison({rows_of(self.tv_upper.size)}, batch shape {self._batch}, total variation "
+            f"<= {worst(self.tv_upper)}, error <= {worst(self.error_upper)})"
         )
 
 

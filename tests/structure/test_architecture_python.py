@@ -22,7 +22,7 @@ PYTHON = ROOT / "python" / "certk_rs"
 SUBJECTS = {
     *{"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"},
     *{"key_index", "kv_index", "kept_rows", "paged_rows", "ragged_rows", "sparse_attention"},
-    *{"guard", "hot_keys"},
+    *{"guard", "hot_keys", "comparison"},
 }
 # What every subject stands on: what comes in, what computes, and what goes out.
 COMMON = {"_native", "_arrays", "_ragged", "results", "errors"}
