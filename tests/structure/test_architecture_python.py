@@ -50,6 +50,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "sparse_attention": COMMON | {"key_index", "kv_index", "paged_rows", "ragged_rows"},
     # A guard is an index of what was dropped, with balls around its values, and saved.
     "guard": COMMON | {"_files", "key_index", "sparse_attention"},
+    # What is compared is attention, which tells bad arguments.
+    "comparison": COMMON | {"sparse_attention"},
     # What is needed is what would be selected.
     "hot_keys": COMMON | {"selection"},
     # A fit sets the rule beside what selection finds.
