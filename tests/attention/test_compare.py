@@ -1,9 +1,10 @@
 """`compare` against exact arithmetic in balls, and against attention in long double.
 
-Left out of the bounds by hand, these are found here: the radius of scores, on either side, in the
-distance and in the error; what sums and exponentials lose, in both; masks; the limit of radii.
+Left out of the bounds by hand, these are found here: the radius of scores and its d, on either
+side, in the distance and in the error; what sums and exponentials lose, in both; masks; the limit of radii.
 Below what any test sees are 2^-490, 2^-960, 2^-1000 and 2^-30: nothing reaches them unless other
-terms are far larger.
+terms are far larger. The 64 roundings beside those of sums are seen together with them only, since
+NumPy's exp is better than it is taken to be, and its sums are made in pairs.
 """
 
 from __future__ import annotations
@@ -107,6 +108,20 @@ def test_huge_scores_show_what_products_lose(sides: tuple[int, int]) -> None:
         found = ck.compare(q[:1], *pair, scale=scale)
         holds(found, q[:1], *pair, scale)
         assert found.tv_upper[0] < 1
+
+
+def test_a_product_that_loses_at_each_entry() -> None:
+    """Behind a 1, each of 512 sums is rounded down by almost half a unit: the radius is needed."""
+    a, b = (1 + i * 2.0**-23 for i in (717, 716))
+    q, k = (np.float32([[1.0, *[x * 2.0**-13] * 512]]) for x in (a, b))
+    exact = np.eye(1, 513, dtype=np.float32)
+    v = np.float32([[0, 100], [0, -100]])
+    pair = (np.concatenate([k, exact]), v), (np.concatenate([exact, exact]), v)
+    found = ck.compare(q, *pair, scale=1e4)
+    (true,) = holds(found, q, *pair, 1e4)
+    # What is computed is off by a quarter of the one radius, and the interval by half of both.
+    middle = (found.tv_lower[0] + found.tv_upper[0]) / 2
+    assert abs(middle - true) > 0.1 * (found.tv_upper[0] - found.tv_lower[0])
 
 
 def test_huge_scores_are_told_apart_or_nothing_is_said() -> None:
