@@ -90,6 +90,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/howto/gate.md": _gate,
     "docs/howto/lmcache.md": _lmcache,
     "docs/howto/prune-directory.md": _caches,
+    "docs/howto/quantised.md": _cache,
     "docs/howto/transformers.md": _transformers,
     "docs/files.md": _cache,
 }
