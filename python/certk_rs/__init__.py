@@ -3,10 +3,11 @@
 `select` keeps the fewest keys of each row whose dropped softmax mass is proven to be within a
 budget, `certify` proves what a given set drops, `keep_set` finds one set for many rows, and a
 `KeyIndex` finds such sets for queries without scoring most keys. `attention` averages values over
-such sets and bounds the error of its output. A certificate is a statement about real-number
-arithmetic on exactly the stored numbers: rounding is inside, not on top. `prune`, `verify`, `gate`
-and `analyze` do for saved KV caches what the commands of these names do. Importing this package
-loads no other: a name is imported when it is first used, and needs NumPy and the standard library.
+such sets and bounds the error of its output, `compare` bounds what another cache changes. A
+certificate is a statement about real-number arithmetic on exactly the stored numbers: rounding is
+inside, not on top. `prune`, `verify`, `gate` and `analyze` do for saved KV caches what the commands
+of these names do. Importing this package loads no other: a name is imported when it is first used,
+and needs NumPy and the standard library.
 """
 
 TYPE_CHECKING = False  # a checker takes it for True; `typing` would be imported for nothing else

@@ -16,15 +16,15 @@ real scores in one cache, R = |scale| |q| max |k_i|, and P the softmax of x.
    the total variation distance. Its odds grow by at most e^(2s), so a share p gains at most
    p e^(2s) / (1 - p + p e^(2s)) - p. That is largest at p = 1/(1 + e^s), where it is tanh(s/2) <=
    s/2. If weights change by amounts that add up to A, the distance is at most A over the larger of
-   the two sums. The real sum is at least e^-r >= 1/3, so what underflows costs less than 2^-960.
-4. Let P' and Q' be the computed weights of both caches over their real sums. By the triangle
+   the two sums. The real sum is at least e^-r > 1/3, so what underflows costs less than 2^-960. Let
+   P' and Q' be the computed weights of both caches over their exact sums. By the triangle
    inequality TV(P, Q) is within (r_P + r_Q)/2 + 33 u + 2^-959 of TV(P', Q').
-5. **Sums** are made over 1024 keys each, in any order, and then over these parts. No term goes
+4. **Sums** are made over 1024 keys each, in any order, and then over these parts. No term goes
    through more than a = min(n, 1024) + n/1024 + 1 roundings. Shares have a relative error of at
    most gamma_(a + 1), and so has the sum of their differences. So the computed half of it is within
-   2 (a + 2) u (1 + 2^-29) of TV(P', Q'). With 4, the interval has a half-width of (r_P + r_Q)/2 +
+   2 (a + 2) u (1 + 2^-29) of TV(P', Q'). With 3, the interval has a half-width of (r_P + r_Q)/2 +
    2 e, e = (a + 64) u. What is left over covers the rounding of its ends.
-6. **Output.** Let V be the longest value that the row sees in one cache, or more. Outputs of P and
+5. **Output.** Let V be the longest value that the row sees in one cache, or more. Outputs of P and
    P' differ by at most 2 TV(P, P') V <= (r + 33 u + 2^-959) V. The computed output has a relative
    error of gamma_(2a + 1) in each term, which are together at most V long. So it is within
    (r + 2 e) V of the real one. The distance of the real outputs is at most that of the computed
@@ -34,7 +34,6 @@ real scores in one cache, R = |scale| |q| max |k_i|, and P the softmax of x.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -110,7 +109,11 @@ def compare(
     with np.errstate(all="ignore"), _native.DefaultFloats():
         for kv in np.ndindex(*kv_batch):
             heads = [(*kv[:-1], *(last * group + i for last in kv[-1:])) for i in range(group)]
-            places = _seen_by_any(n, heads, limits, allowed)
+            found = np.zeros(n, np.bool_)
+            for head, row in product(heads, range(batch[-1])):
+                limit = limits[head][row]
+                found[:limit] |= allowed is None or allowed[head][row, :limit]
+            places = np.flatnonzero(found)
             one = _Side("original", pairs[0], kv, places)
             two = _Side("other", pairs[1], kv, places)
             step = max(1, _SCORES // max(1, len(places)))
@@ -121,8 +124,8 @@ def compare(
                 if allowed is not None:
                     seen &= allowed[head][rows][:, places]
                 call = (queries[0][head][rows], queries[1]), seen, factor, threads
-                found = _apart(one.attend(*call), two.attend(*call))
-                for to, each in zip((lower, upper, error), found, strict=True):
+                ends = _apart(one.attend(*call), two.attend(*call))
+                for to, each in zip((lower, upper, error), ends, strict=True):
                     to[head][rows] = np.where(seen.any(axis=1), each, 0.0)
     return Comparison(lower, upper, error)
 
@@ -135,11 +138,10 @@ class _Side:
     ) -> None:
         (k, k_dtype), (v, v_dtype) = pair
         self._keys = k[kv][places], k_dtype
-        _need_finite(f"{name}[0]", _wide(self._keys), kv, places)
-        values = _wide((v[kv][places], v_dtype))
-        _need_finite(f"{name}[1]", values, kv, places)
-        self._values = np.ascontiguousarray(v[kv][places].T), v_dtype
-        self._longest = float(_norms(values).max(initial=0.0))
+        _longest(f"{name}[0]", self._keys, kv, places)
+        values = v[kv][places], v_dtype
+        self._longest = _longest(f"{name}[1]", values, kv, places)
+        self._values = np.ascontiguousarray(values[0].T), v_dtype
 
     def attend(
         self, q: Stored, seen: NDArray[np.bool_], scale: float, threads: int | None
@@ -223,20 +225,6 @@ def _limits(
     return limits
 
 
-def _seen_by_any(
-    n: int,
-    heads: Sequence[tuple[int, ...]],
-    limits: NDArray[np.int64],
-    allowed: NDArray[np.bool_] | None,
-) -> NDArray[np.int64]:
-    """Return the keys that some row of some query heads sees, ascending."""
-    found = np.zeros(n, np.bool_)
-    for head in heads:
-        for row, limit in enumerate(limits[head]):
-            found[:limit] |= allowed is None or allowed[head][row, :limit]
-    return np.flatnonzero(found)
-
-
 def _narrow(name: str, value: object) -> Stored:
     """Take an array of vectors whose products are exact in float64."""
     array, dtype = coerce.as_native_floats(name, value)
@@ -260,16 +248,19 @@ def _pairs(original: object, other: object) -> list[tuple[Stored, Stored]]:
     return found
 
 
-def _need_finite(
-    name: str, vectors: Floats, head: tuple[int, ...], places: NDArray[np.int64]
-) -> None:
-    """Raise `CertkError` unless all vectors of a head, which are from these places, are finite."""
-    wrong = np.argwhere(~np.isfinite(vectors))
-    if wrong.size:
-        place = [*head, int(places[wrong[0, 0]]), int(wrong[0, 1])]
-        raise CertkError(f"{name}{place} is not finite; repair the input")
+def _longest(name: str, stored: Stored, head: tuple[int, ...], places: NDArray[np.int64]) -> float:
+    """Return the length of the longest vector of a head, or more.
 
-
-def _wide(stored: Stored) -> Floats:
+    Raises `CertkError` unless all are finite. `places` are where they come from.
+    """
     array, dtype = stored
-    return coerce.widen(array.view(np.float16) if dtype == "float16" else array, dtype)
+    longest = 0.0
+    for start in range(0, len(array), _CHUNK):
+        some = array[start : start + _CHUNK]
+        vectors = coerce.widen(some.view(np.float16) if dtype == "float16" else some, dtype)
+        wrong = np.argwhere(~np.isfinite(vectors))
+        if wrong.size:
+            place = [*head, int(places[start + wrong[0, 0]]), int(wrong[0, 1])]
+            raise CertkError(f"{name}{place} is not finite; repair the input")
+        longest = max(longest, float(_norms(vectors).max()))
+    return longest

@@ -1,8 +1,8 @@
 """`compare` against exact arithmetic in balls, and against attention in long double.
 
 Left out of the bounds by hand, these are found here: the radius of scores and its d, on either
-side, in the distance and in the error; what sums and exponentials lose, in both; masks; the limit of
-radii.
+side, in the distance and in the error; what sums and exponentials lose, in both; masks; the limit
+of radii.
 Below what any test sees are 2^-490, 2^-960, 2^-1000 and 2^-30: nothing reaches them unless other
 terms are far larger. The 64 roundings beside those of sums are seen together with them only, since
 NumPy's exp is better than it is taken to be, and its sums are made in pairs.
