@@ -38,6 +38,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "transformers": {"", "_display", "_files", *COMMON, *SUBJECTS},
     "kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "guard", "errors"},
     "lmcache": {"_native", "_arrays", "errors"},
+    "vllm": {"_native", "paged_rows", "sparse_attention", "results", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "_jobs": {"", "audit", "_display", "_files", *COMMON, *SUBJECTS},
     **dict.fromkeys(SUBJECTS, COMMON),
