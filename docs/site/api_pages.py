@@ -36,6 +36,7 @@ MODULES = (
     Shown("certk_rs.transformers", "transformers"),
     Shown("certk_rs.kvpress", "kvpress"),
     Shown("certk_rs.lmcache", "lmcache"),
+    Shown("certk_rs.vllm", "vllm"),
     Shown("certk_rs.guard", "guard", ("certk_rs.guard.Guard", "certk_rs.guard.Judged")),
     Shown(
         "certk_rs._jobs",

@@ -84,10 +84,13 @@ THIRD_PARTY = {
     # Who imports this room has asked for them.
     "transformers": {"torch", "transformers"},
     "kvpress": {"torch", "transformers", "kvpress"},
+    # Of which vLLM imports one file, and users the other, without torch.
+    "vllm": {"torch", "vllm"},
 }
 # Imported inside functions only, and only in these rooms.
 LAZY = {
     "lmcache": {"torch"},
+    "vllm": {"vllm"},
     "transformers": {"torch", "transformers"},
     "_display": {"matplotlib", "pandas"},
     "_cli": {"rich", "typer"},

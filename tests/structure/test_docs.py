@@ -80,6 +80,16 @@ def _lmcache() -> dict[str, Any]:
     return {"stream": stream, "LMCacheSDKCacheKind": kinds}
 
 
+def _vllm() -> dict[str, Any]:
+    """A worker of vLLM that has certified one layer."""
+    from certk_rs import vllm
+
+    result = ck.attention(*np.ones((3, 1, 2, 8)), 0.1)
+    vllm.record("model.layers.0.self_attn.attn", np.array([0]), 2, result, 0.1)
+    worker = vllm.WorkerExtension()
+    return {"llm": types.SimpleNamespace(collective_rpc=lambda name: [getattr(worker, name)()])}
+
+
 # What a page takes for given: files in the folder it runs in, and names.
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": _readme,
@@ -92,6 +102,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/howto/prune-directory.md": _caches,
     "docs/howto/quantised.md": _cache,
     "docs/howto/transformers.md": _transformers,
+    "docs/howto/vllm.md": _vllm,
     "docs/files.md": _cache,
 }
 
