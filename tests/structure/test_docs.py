@@ -8,6 +8,7 @@ Rust blocks run in `cargo test --doc`.
 from __future__ import annotations
 
 import enum
+import os
 import re
 import shutil
 import sys
@@ -81,13 +82,19 @@ def _lmcache() -> dict[str, Any]:
 
 
 def _vllm() -> dict[str, Any]:
-    """A worker of vLLM that has certified one layer."""
+    """An engine of vLLM whose worker certifies one layer."""
     from certk_rs import vllm
 
-    result = ck.attention(*np.ones((3, 1, 2, 8)), 0.1)
-    vllm.record("model.layers.0.self_attn.attn", np.array([0]), 2, result, 0.1)
-    worker = vllm.WorkerExtension()
-    return {"llm": types.SimpleNamespace(collective_rpc=lambda name: [getattr(worker, name)()])}
+    def generate(prompts: list[str]) -> None:
+        assert os.environ.pop(vllm._VARIABLE) == "0.01"
+        result = ck.attention(*np.ones((3, 1, 2, 8)), 0.01)
+        vllm.record("model.layers.0.self_attn.attn", np.array([0]), 2, result, 0.01)
+
+    def collective_rpc(name: str) -> list[Any]:
+        return [getattr(vllm.WorkerExtension(), name)()]
+
+    engine = types.SimpleNamespace(generate=generate, collective_rpc=collective_rpc)
+    return {"LLM": lambda model, **_: engine, "model": "model", "prompts": []}
 
 
 # What a page takes for given: files in the folder it runs in, and names.

@@ -130,17 +130,12 @@ def record(
     layer: str, requests: NDArray[np.int64], n: Any, result: AttentionResult, eps: float
 ) -> None:
     """Take in a call whose rows see `n` keys, which broadcasts to the rows."""
-    worst, rows = float(result.tail_mass_upper.max()), result.k.size
-    kept = float((result.k / n).sum())
     with _lock:
         old = _layers.get(layer, LayerCertificate(layer))
-        _layers[layer] = LayerCertificate(
-            layer,
-            old.calls + 1,
-            old.rows + rows,
-            max(old.eps, eps),
-            max(old.tail_mass_upper, worst),
-            (old.kept * old.rows + kept) / (old.rows + rows),
-        )
+        rows = old.rows + result.k.size
+        worst = max(old.tail_mass_upper, float(result.tail_mass_upper.max()))
+        kept = (old.kept * old.rows + float((result.k / n).sum())) / rows
+        most = max(old.eps, eps)
+        _layers[layer] = LayerCertificate(layer, old.calls + 1, rows, most, worst, kept)
     if _on_call is not None:
         _on_call(layer, requests, result)

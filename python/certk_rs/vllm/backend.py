@@ -7,10 +7,12 @@ row by row in the same memory. So a layer is certified, or vLLM's own, for life.
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
@@ -67,12 +69,7 @@ class CertkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
         return next((name for name, is_so in found.items() if is_so), None)
 
     def do_kv_cache_update(
-        self,
-        layer: Any,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        slot_mapping: torch.Tensor,
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Store keys and values (tokens, kv_heads, head_size) at slots (tokens,), int64.
 
@@ -89,32 +86,24 @@ class CertkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
     def forward(
         self,
         layer: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
         attn_metadata: Any,
-        output: torch.Tensor,
+        output: Tensor,
         *scales: Any,
         **others: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Write attention of each request over its pages into `output`, and return it.
 
-        Args:
-            layer: vLLM's layer, whose `layer_name` is recorded.
-            query: (tokens, heads, head_size): float32, float16 or bfloat16, as all others.
-            key: Not read: it is in the cache, as `value` is.
-            value: Not read.
-            kv_cache: (blocks, kv_heads, block_size, 2 * head_size).
-            attn_metadata: vLLM's `CPUAttentionMetadata`; None to warm up.
-            output: (tokens, heads, head_size) or (tokens, heads * head_size). Rows of no request
-                stay as they are.
-            scales: Of quantized outputs, None each.
-            others: The same by name.
+        `query` is (tokens, heads, head_size), `kv_cache` (blocks, kv_heads, block_size,
+        2 * head_size), `output` as `query` or with heads in one axis; all have one dtype. `key` and
+        `value` are in the cache. Rows of no request stay, as do all where `attn_metadata` is None.
 
         Raises:
             CertkError: Causality by request.
-            NotImplementedError: Quantized outputs.
+            NotImplementedError: Scales of quantized outputs.
         """
         quantized = any(each is not None for each in (*scales, *others.values()))
         if not self.certified or attn_metadata is None or quantized:
@@ -123,6 +112,7 @@ class CertkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
         if attn_metadata.dynamic_causal is not None:
             raise CertkError("causality by request is not certified: unset CERTK_VLLM_EPS")
         eps, causal = budget() or 0.0, bool(attn_metadata.causal)
+        run = partial(attention, eps=eps, scale=self.scale, causal=causal, sinks=self.sinks)
         starts, lengths = attn_metadata.query_start_loc.numpy(), attn_metadata.seq_lens.numpy()
         counts, out = np.diff(starts), output.view(len(output), *query.shape[1:])
         # Steps of decoding go together, each part of a prompt by itself.
@@ -131,25 +121,16 @@ class CertkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
             m, n = int(counts[requests[0]]), lengths[requests]
             at = torch.from_numpy(starts[requests, None] + np.arange(m)).long()
             table = attn_metadata.block_table.numpy()[requests]
-            keys, values = (PagedRows(half, table, n) for half in _halves(kv_cache))
+            k, v = (PagedRows(half, table, n) for half in _halves(kv_cache))
             with _native.OpenMpTeam():
-                result = attention(
-                    query[at].transpose(1, 2),
-                    keys,
-                    values,
-                    eps,
-                    scale=self.scale,
-                    causal=causal,
-                    sinks=self.sinks,
-                    threads=torch.get_num_threads(),
-                )
+                result = run(query[at].transpose(1, 2), k, v, threads=torch.get_num_threads())
             out[at] = result.out.transpose(1, 2)
             seen = n[:, None] - (np.arange(m)[::-1] if causal else 0)
             record(str(layer.layer_name), requests, seen[:, None], result, eps)
         return output
 
 
-def _halves(kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _halves(kv_cache: Tensor) -> tuple[Tensor, ...]:
     """Return views of keys and values, (blocks, kv_heads, block_size, head_size), as vLLM does."""
     blocks, kv_heads, block_size, _ = kv_cache.shape
     return kv_cache.view(blocks, kv_heads, 2 * block_size, -1).chunk(2, dim=2)
