@@ -234,8 +234,9 @@ def test_what_a_whole_model_asks_for_is_looked_at(
 
 def test_what_cannot_be_left_to_vllm_is_an_error(certk: Any) -> None:
     certk.set_budget(0.1)
-    with pytest.raises(CertkError, match="share caches"):
-        made(certk, kv_sharing_target_layer_name="model.layers.1.attn")
+    for other in ({}, {"sliding_window": 8}):
+        with pytest.raises(CertkError, match="share caches"):
+            made(certk, kv_sharing_target_layer_name="model.layers.1.attn", **other)
     batch, impl = Batch(), made(certk)
     with pytest.raises(NotImplementedError):
         batch.run(impl, output_scale=torch.ones(1))

@@ -47,7 +47,7 @@ class CertkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         why = self._unsupported() if budget() else None
         self.certified = bool(budget()) and why is None
-        if self.certified and self.kv_sharing_target_layer_name is not None:
+        if budget() and self.kv_sharing_target_layer_name is not None:
             raise CertkError("layers that share caches are not certified: unset CERTK_VLLM_EPS")
         if why is not None and why not in _told:
             _told.add(why)
