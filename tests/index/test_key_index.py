@@ -317,7 +317,7 @@ def test_an_append_that_a_signal_ends_keeps_what_has_codes() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        index._grow(keys[:, 21:40], ended)
+        index._grow((keys[:, 21:40], index.dtype), ended)
     index.append(keys[:, 40:])
     index.check(keys)
     index.check()

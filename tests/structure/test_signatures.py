@@ -77,9 +77,13 @@ def test_schemas_of_torch_have_every_argument_of_python() -> None:
     operators = importlib.import_module("certk_rs.torch")
     # One argument of Python may be two of a schema, and queries, keys and values are positional.
     parts = {"eps_per_row", "max_fraction", "keep_indptr"}
-    for name in ("selection", "select_mask", "certify", "keep_set", "attention"):
-        function = getattr(operators, "select" if name == "selection" else name)
-        asked = set(inspect.signature(function).parameters) - {"index"}
+    pages = {"block_table", "key_lengths", "layout"}
+    names = ("selection", "select_mask", "certify", "keep_set", "attention", "attention_paged")
+    for name in names:
+        function = {"selection": "select", "attention_paged": "attention"}.get(name, name)
+        asked = set(inspect.signature(getattr(operators, function)).parameters) - {"index"}
+        # Attention has an operator of its own for pages.
+        asked -= pages if name == "attention" else set()
         schema = getattr(torch_operators(), name).default._schema
         assert {argument.name for argument in schema.arguments} - parts == asked, name
 
