@@ -110,17 +110,15 @@ impl<'a, E: Element> Keys<'a, E> {
     pub(crate) fn behind(self, at: usize) -> Self {
         match self.count.checked_sub(at) {
             None | Some(0) => Keys { count: 0, ..self },
-            Some(count) => match self.pages {
-                Some(pages) => {
+            Some(count) => {
+                if let Some(pages) = self.pages {
                     let pages = Some(Pages { before: pages.before + at, ..pages });
-                    Keys { count, pages, ..self }
+                    return Keys { count, pages, ..self };
                 }
-                None => {
-                    // SAFETY: that of the file: the row is there.
-                    let start = unsafe { self.start.add(at * self.stride) };
-                    Keys { start, count, ..self }
-                }
-            },
+                // SAFETY: that of the file: the row is there.
+                let start = unsafe { self.start.add(at * self.stride) };
+                Keys { start, count, ..self }
+            }
         }
     }
 
