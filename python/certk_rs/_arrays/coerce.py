@@ -137,12 +137,29 @@ def borrow(name: str, value: object) -> tuple[NDArray[Any], str]:
             ) from None
     elif isinstance(value, int | float):
         array = np.asarray(value)
+    elif hasattr(value, "__dlpack__"):
+        return _borrow_dlpack(name, value)
     else:
         raise CertkError(
             f"{name} is a {_type_name(value)}; pass a NumPy array, a torch CPU tensor or a list"
         )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
+    return array, _NAMES.get(array.dtype) or array.dtype.name
+
+
+def _borrow_dlpack(name: str, value: Any) -> tuple[NDArray[Any], str]:
+    """View what another library lends by DLPack; bfloat16, which NumPy lacks, through torch."""
+    try:
+        array = np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        torch = sys.modules.get("torch")
+        if torch is not None and "dtype" in str(error):
+            return _borrow_torch(name, torch.from_dlpack(value), torch)
+        raise CertkError(
+            f"{name} cannot be read by DLPack ({_one_line(error)}); pass {_NEEDED} on the CPU "
+            "(bfloat16 once torch is imported)"
+        ) from None
     return array, _NAMES.get(array.dtype) or array.dtype.name
 
 
