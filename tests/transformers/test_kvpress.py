@@ -418,7 +418,7 @@ def test_a_masked_cache_is_cropped_selected_and_repeated() -> None:
         return caches.logits_of(model, rows, cache)
 
     plain = step(copy.deepcopy(first), more)
-    # Batches of another size are multiplied in another order, whose rounding is that of the largest.
+    # Batches of another size are multiplied in another order, and rounded by the largest.
     rounding = 1e-5 * float(plain.abs().max())
     grown = copy.deepcopy(first)
     step(grown, zoo.tokens(2, 5))
