@@ -76,7 +76,9 @@ def least(case: Case, eps: np.ndarray) -> int:
         rows = ((case.exact(i), float(eps[i])) for i in range(case.rows))
         return all(row.fits([j for j in chosen.tolist() if j in row.value], e) for row, e in rows)
 
-    return smallest(shares(truth), eps, forced(case, truth), fits)
+    # A budget of 0 allows no loss, be it so small that it underflows.
+    share = np.maximum(shares(truth), np.where(truth.visible, np.finfo(np.longdouble).tiny, 0))
+    return smallest(share, eps, forced(case, truth), fits)
 
 
 def part_heavy(seeds: int, some: int) -> list[Any]:

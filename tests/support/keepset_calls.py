@@ -81,8 +81,7 @@ def smallest(
     sets[:, free] = np.array(list(product((False, True), repeat=len(free)))).reshape(len(sets), -1)
     sets = sets[np.argsort(sets.sum(axis=1), kind="stable")]
     lost = (~sets) @ share.T
-    # A share of 0 may be one that underflows, which a budget of 0 does not allow to lose.
-    sure = ((lost * (1 + 1e-13) <= eps) & (eps > 0)).all(axis=1)
+    sure = (lost * (1 + 1e-13) <= eps).all(axis=1)
     maybe = (lost * (1 - 1e-13) <= eps).all(axis=1)
     return next(
         int(kept.sum()) for kept, yes, open in zip(sets, sure, maybe, strict=True)
