@@ -389,7 +389,7 @@ def keep_set_of_queries(
 # queries (heads, m, d), keys (kv_heads, n, d), float32 or half; out (heads, m, n) in C order.
 def products(
     queries: _Stored,
-    keys: _MaybePaged,
+    keys: _Stored,
     causal_offset: object,
     out: NDArray[np.float64],
     threads: object,
@@ -435,13 +435,13 @@ def smallest_k(
 ) -> NDArray[np.int64]: ...
 def output_error(
     rows: _Rows,
-    values: _MaybePaged,
+    values: _Stored,
     keep: _Keep,
     threads: object,
 ) -> OutputBounds: ...
 def select_output(
     rows: _Rows,
-    values: _MaybePaged,
+    values: _Stored,
     out_tol: float | NDArray[np.float64],
     threads: object,
 ) -> OutputSelected: ...
@@ -494,8 +494,8 @@ class ValueBall:
     """A ball around the values of each head; values (..., n, d_v)."""
 
     @staticmethod
-    def build(values: _MaybePaged, threads: object) -> ValueBall: ...
-    def append(self, values: _MaybePaged) -> None: ...
+    def build(values: _Stored, threads: object) -> ValueBall: ...
+    def append(self, values: _Stored) -> None: ...
     def parts(self) -> tuple[list[int], list[NDArray[np.float64]]]:
         """Return the shape of the values, and of each head the centre and behind it the radius."""
     @staticmethod

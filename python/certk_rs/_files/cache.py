@@ -122,7 +122,7 @@ class Cache:
 
         `check_tensor` then reads only the rest.
         """
-        self._checks = {name: _TensorCheck(self, name) for name in names}
+        self._checks |= {name: _TensorCheck(self, name) for name in names}
         self.file.on_read = self._add
 
     def _add(self, name: str, start: int, data: memoryview) -> None:
@@ -132,12 +132,11 @@ class Cache:
 
     def check_tensor(self, name: str) -> TensorFacts:
         """Hash one tensor, as `check_values` does."""
-        check = self._checks.setdefault(name, _TensorCheck(self, name))
-        self.file.on_read = self._add
-        for _ in self.file.chunks(name, start=check.position):
+        if name not in self._checks:
+            self.check_while_reading([name])
+        for _ in self.file.chunks(name, start=self._checks[name].position):
             pass
-        del self._checks[name]
-        return check.facts()
+        return self._checks.pop(name).facts()
 
 
 class _TensorCheck:

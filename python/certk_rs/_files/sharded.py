@@ -53,11 +53,8 @@ class ShardedFile(SafetensorsFile):
         for part in self._parts:
             part.close()
 
-    def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
-        """Fill all of `buffer` (bytes) with those of a tensor from byte `start` on."""
+    def _fill(self, name: str, buffer: memoryview, start: int) -> None:
         self._home[name].read_into(name, buffer, start)
-        if self.on_read is not None:
-            self.on_read(name, start, buffer)
 
     def current_identity(self) -> Identity:
         """Return the present identities of the index and of all parts."""

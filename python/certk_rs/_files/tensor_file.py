@@ -69,9 +69,13 @@ class SafetensorsFile:
         entry = self.header.entries[name]
         if start < 0 or start + len(buffer) > entry.stop - entry.start:
             raise AssertionError(f"{name}: bytes {start}:{start + len(buffer)} are not all its own")
-        self._reader.read_into(len(self.header.raw) + entry.start + start, buffer)
+        self._fill(name, buffer, start)
         if self.on_read is not None:
             self.on_read(name, start, buffer)
+
+    def _fill(self, name: str, buffer: memoryview, start: int) -> None:
+        entry = self.header.entries[name]
+        self._reader.read_into(len(self.header.raw) + entry.start + start, buffer)
 
     def header_sha256s(self) -> list[str]:
         """Return SHA-256 of all that precedes the data of each file, hexadecimal.

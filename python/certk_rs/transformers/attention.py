@@ -10,6 +10,7 @@ argument that is silently ignored would make another model of it.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,10 @@ def certified_attention(
         CertkError: No budget, or something that certified attention cannot do.
     """
     batch = batches.is_batch(kwargs)
-    dropped = batches.PASSED if batch else ()
-    _refuse(module, dropout, {k: v for k, v in kwargs.items() if k not in dropped})
+    asked = kwargs
+    if batch:
+        asked = {name: each for name, each in kwargs.items() if name not in batches.PASSED}
+    _refuse(module, dropout, asked)
     writer = WRITING.get()
     if writer is None:
         _refuse_gradients(query, key, value, s_aux)
@@ -134,23 +137,35 @@ def certified_attention(
             keys,
             values,
             budget.eps,
-            out_tol=budget.out_tol,
-            scale=scale,
             index=index,
-            sinks=None if s_aux is None else s_aux.detach(),
             ball=ball,
-            threads=torch.get_num_threads() if budget.threads is None else budget.threads,
-            even_if_slower=budget.even_if_slower,
-            weights=budget.weights,
+            **_options(budget, scaling, s_aux),
             **attended.arguments(),
         )
     if first is not None and first.guarded is not None and writer is None:
-        threads = torch.get_num_threads() if budget.threads is None else budget.threads
-        result = first.guarded.answer(query, result, scale=scale, threads=threads)
+        result = first.guarded.answer(query, result, scale=scale, threads=_threads(budget))
         budget, rows = first.guarded.promise(budget), first.guarded.whole(rows)
     if writer is None:
         recorder.record(module, result, rows, budget)
     return result.out.transpose(1, 2).contiguous(), None
+
+
+def _options(
+    budget: settings.Budget, scaling: float | None, s_aux: torch.Tensor | None
+) -> dict[str, Any]:
+    """Return the options of attention that every call has, but for eps."""
+    return {
+        "out_tol": budget.out_tol,
+        "scale": None if scaling is None else float(scaling),
+        "sinks": None if s_aux is None else s_aux.detach(),
+        "threads": _threads(budget),
+        "even_if_slower": budget.even_if_slower,
+        "weights": budget.weights,
+    }
+
+
+def _threads(budget: settings.Budget) -> int:
+    return torch.get_num_threads() if budget.threads is None else budget.threads
 
 
 def _of_batch(
@@ -165,20 +180,7 @@ def _of_batch(
         raise CertkError("generate_batch reads a paged cache: capture with generate")
     budget = settings.budget_for(module)
 
-    def attend(q: Any, k: Any, v: Any, causal: bool) -> AttentionResult:
-        return attention_of(
-            q,
-            k,
-            v,
-            budget.eps,
-            out_tol=budget.out_tol,
-            scale=None if scaling is None else float(scaling),
-            sinks=None if s_aux is None else s_aux.detach(),
-            threads=torch.get_num_threads() if budget.threads is None else budget.threads,
-            even_if_slower=budget.even_if_slower,
-            weights=budget.weights,
-            causal=causal,
-        )
+    attend = partial(attention_of, eps=budget.eps, **_options(budget, scaling, s_aux))
 
     def record(result: AttentionResult, rows: Visibility) -> None:
         recorder.record(module, result, rows, budget)
@@ -208,7 +210,7 @@ def _from_codes(
             rows,
             scale=None if scaling is None else float(scaling),
             sinks=None if s_aux is None else s_aux.detach(),
-            threads=torch.get_num_threads() if budget.threads is None else budget.threads,
+            threads=_threads(budget),
         )
     recorder.record(module, result, rows, budget)
     out: torch.Tensor = result.out.transpose(1, 2).contiguous()
