@@ -571,6 +571,8 @@ def attention(
         NDArray[np.int64] | None,  # lengths
         NDArray[np.bool_] | None,  # mask
         NDArray[np.float64] | None,  # sinks
+        object,  # soft cap
+        _Stored | None,  # bias
         ValueBall | None,  # ball
         ValueIndex | NDArray[np.uint8] | None,  # an index of the values, or its file
         object,  # threads

@@ -102,7 +102,7 @@ def compare(
     (*kv_batch, n, d), batch = pairs[0][0][0].shape, queries[0].shape[:-1]
     group = batch[-2] // max(1, kv_batch[-1]) if kv_batch else 1
     factor = _native.nearest_rsqrt(d) if scale is None else float(scale)
-    seen_of = (causal, lengths, mask, None)
+    seen_of = (causal, lengths, mask, None, None, None)
     _, counts, allowed, *_ = sight_of(batch, n, seen_of, (None, None), None)
     limits = _limits(batch, n, causal, counts)
     lower, upper, error = (np.zeros(batch) for _ in range(3))

@@ -132,6 +132,8 @@ class KvIndex(KeyIndex):
         lengths: ArrayLike | None = None,
         mask: ArrayLike | None = None,
         sinks: ArrayLike | None = None,
+        soft_cap: float | None = None,
+        bias: ArrayLike | None = None,
         threads: int | None = None,
     ) -> AttentionResult:
         """Attend from the codes, with exact rows of some positions or of none.
@@ -146,11 +148,13 @@ class KvIndex(KeyIndex):
             q: Queries, as in `certk_rs.attention`.
             eps: Total variation distance to aim at, 0 <= eps < 1: a number, or one per row.
             kept: Exact rows. Keys without a code (`bare`) must be among them.
-            scale: As in `certk_rs.attention`, like causal, lengths, mask, sinks and threads.
+            scale: As in `certk_rs.attention`, like all that follows.
             causal: Query i of m sees keys up to i + n - m.
             lengths: How many keys a row sees, from the first.
             mask: Boolean (True = seen), broadcasts to q.shape[:-1] + (n,).
             sinks: Scores that join the softmax without a value, one per query head.
+            soft_cap: Soft cap of scores. The low plane of a code then says nothing.
+            bias: Numbers to add to scores, broadcast to q.shape[:-1] + (n,).
             threads: Number of threads; None for all available.
 
         Returns:
@@ -165,6 +169,7 @@ class KvIndex(KeyIndex):
             kept = self._no_rows()
         elif not isinstance(kept, KeptRows):
             raise CertkError(f"kept is a {type(kept).__name__}; pass a certk_rs.KeptRows")
+        seen = (causal, lengths, mask, sinks, soft_cap, bias)
         found = _native.attention_from_codes(
             stored,
             self._index,
@@ -172,7 +177,13 @@ class KvIndex(KeyIndex):
             kept._parts,
             coerce.per_row_floats("eps", eps, batch),
             scale,
-            sight_of(batch, len(self), (causal, lengths, mask, sinks), (None, None), threads),
+            sight_of(
+                batch,
+                len(self),
+                (causal, lengths, mask, sinks, soft_cap, bias),
+                (None, None),
+                threads,
+            ),
         )
         out = like(q, found.out.reshape(*batch, self._values.shape[-1]), dtype)
         return AttentionResult._of(found, out=out)

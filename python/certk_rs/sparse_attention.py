@@ -89,6 +89,8 @@ def attention(
     mask: ArrayLike | None = None,
     out_tol: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
+    soft_cap: float | None = None,
+    bias: ArrayLike | None = None,
     ball: ValueBall | None = None,
     even_if_slower: bool = False,
     weights: Weights = "codes",
@@ -127,6 +129,11 @@ def attention(
         sinks: Scores that join the softmax without a value, as the attention sinks of gpt-oss do: a
             number per query head, broadcasts to q.shape[:-2]; -inf for none. Tail masses are then
             shares of the whole softmax, that of the sink included.
+        soft_cap: Soft cap c of scores, from 1e-30 to 1e30, as in Gemma 2: a score x becomes
+            c tanh(x / c).
+        bias: Numbers to add to the scores, after the cap, as in T5 and ALiBi; -inf hides a key.
+            Floats as q, broadcast to q.shape[:-1] + (n,). With a bias or a cap, a `KeyIndex` is of
+            no use, and a `KvIndex` is.
         ball: A `ValueBall` around exactly these values, so that the error bound reads none.
         even_if_slower: Drop what may be dropped also where computing everything is faster, to see
             how many keys a row needs.
@@ -156,7 +163,7 @@ def attention(
     if index is not None and not isinstance(index, KeyIndex | IndexArrays):
         raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex of k")
     need_weights(weights)
-    seen = (causal, lengths, mask, sinks)
+    seen = (causal, lengths, mask, sinks, soft_cap, bias)
     of_values = (
         None if ball is None else ball._native,
         index._values if isinstance(index, KvIndex | IndexArrays) else None,

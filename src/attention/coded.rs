@@ -110,7 +110,8 @@ impl AttentionJob<'_> {
                 error.says_something() && error.rho + WEIGHT < row.eps
             };
             let fine = rows.iter().all(fine);
-            if !fine || answers.is_empty() && self.seem_sparse(codes, &rows) {
+            let sparse = || !self.changes_scores() && self.seem_sparse(codes, &rows);
+            if !fine || answers.is_empty() && sparse() {
                 return Ok(None);
             }
             let by = (codes, values, longest);
@@ -208,6 +209,12 @@ impl AttentionJob<'_> {
         self.coded_answers((values, stored), rows, &mut weighed, threads)
     }
 
+    /// Returns what scores of a row are relative to: an offset that all of its codes share, unless scores are changed.
+    fn offset(&self, row: &PendingRow) -> f64 {
+        let prepared = row.prepared.as_ref().filter(|_| !self.changes_scores());
+        prepared.map_or(0.0, |prepared| prepared.offset)
+    }
+
     /// Scores all keys by their codes for all rows.
     fn scan(
         &self,
@@ -244,7 +251,19 @@ impl AttentionJob<'_> {
         let mut all = Reused::with_hint(rows.len());
         for row in rows {
             let visibility = self.query_rows.row_visibility(row.number);
+            let (offset, changes) = (self.offset(row), self.changes_scores());
             let scores = &mut row.scratch.query.scores[..];
+            if changes && let Some(prepared) = &row.prepared {
+                let scores = &mut scores[..visibility.prefix];
+                for score in &mut *scores {
+                    *score = (f64::from(*score) + prepared.offset) as f32;
+                }
+                self.change_single(row.number, 0, scores);
+                // A cap made a score of the negative infinity of keys without a code.
+                for key in codes.uncoded().take_while(|&key| (key as usize) < visibility.prefix) {
+                    scores[key as usize] = f32::NEG_INFINITY;
+                }
+            }
             scores[visibility.prefix..].fill(f32::NEG_INFINITY);
             if let Some(allowed) = visibility.allowed {
                 for (score, &allowed) in scores.iter_mut().zip(allowed) {
@@ -254,7 +273,6 @@ impl AttentionJob<'_> {
                 }
             }
             let (mut shift, nan) = self.simd.top(scores);
-            let offset = row.prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
             let mut more = Reused::with_hint(SEGMENT);
             more.extend(codes.uncoded().filter(|&key| visibility.sees(key as usize)));
             // Few: of these there is no score by codes.
@@ -262,6 +280,7 @@ impl AttentionJob<'_> {
             keys.by_parts(&more, |rows, numbers, part| {
                 row.query.score(self.simd, rows, Picked::Listed(numbers), offset, &mut bare[part]);
             });
+            self.change(row.number, Picked::Listed(&more), &mut bare);
             shift = bare.iter().fold(shift, |top, &score| top.max(score as f32));
             if nan || !shift.is_finite() {
                 return Ok(None);
@@ -293,9 +312,17 @@ impl AttentionJob<'_> {
             // Sums of exact weights round as well.
             let summed = seen as f64 * f64::EPSILON;
             let low = row.prepared.as_ref().and_then(|prepared| prepared.fine_error);
-            let low = low.filter(CodeError::says_something).or(only.then_some(error));
+            // What a low plane adds to a score cannot be added to what a cap makes of it.
+            let has_plane = self.query_rows.options.soft_cap.is_none()
+                && low.is_some_and(|low| low.says_something());
+            let low = low.filter(|_| has_plane).or(only.then_some(error));
             let of_codes = low.map_or(error.rho, |low| low.rho.max(error.rho));
-            let rho = of_codes + row.query.error + exact + WEIGHT + slip + summed;
+            let mut rho = of_codes + row.query.error + exact + WEIGHT + slip + summed;
+            if changes {
+                let most = self.most(&row.wide, longest);
+                // Adding the offset rounds as well.
+                rho += self.change_error(self.biases(row.number)?, most, true) + U * most;
+            }
             all.push(Weighed {
                 shift,
                 at,
@@ -312,6 +339,7 @@ impl AttentionJob<'_> {
                 roundings: Roundings::new(rho),
                 code: error,
                 low,
+                has_plane,
                 flushed: seen as f64 * f64::from(LIGHTEST) * (error.each + rho).exp(),
             });
         }
@@ -336,7 +364,7 @@ impl AttentionJob<'_> {
         let lists = named.each_ref().map(|list| &list[..]);
         by_stretches(&lists[..rows.len()], |at, list, (from, end)| {
             let (row, weighed) = (&rows[at], &mut all[at]);
-            let offset = row.prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
+            let offset = self.offset(row);
             for list in list[from..end].chunks(BLOCK) {
                 let found = &mut scores[..list.len()];
                 keys.by_parts(list, |keys, numbers, part| {
@@ -352,6 +380,7 @@ impl AttentionJob<'_> {
                         *score = f64::from(*narrow) - offset;
                     }
                 });
+                self.change(row.number, Picked::Listed(list), found);
                 let top = found.iter().copied().fold(f64::MIN, f64::max);
                 let nan = found.iter().any(|score| score.is_nan());
                 let padded = list.len().next_multiple_of(LANES);

@@ -6,6 +6,7 @@
 
 use super::ball::UP;
 use super::job::AttentionJob;
+use super::score_changes::Biases;
 use crate::kernels::PANEL_RUN;
 use crate::rows::Stored;
 
@@ -26,6 +27,8 @@ const SHORT_SCORE: f64 = 3.03 / 65_536.0;
 pub(super) const ROUGH: f64 = 1e-3;
 /// Length of a value up to which nothing overflows, nor rounds to infinity.
 pub(super) const LONGEST: f64 = 1e36;
+/// Factor for the roundings of a product of lengths.
+const ALMOST: f64 = 1.0 + 1e-12;
 /// Share of the mass of keys whose weights are rounded to nothing.
 const FLUSHED: f64 = 1e-27;
 
@@ -57,12 +60,17 @@ fn distance(delta: f64) -> f64 {
 }
 
 impl AttentionJob<'_> {
+    /// Returns the largest size of a query's products with keys of at most `norm`, times the scale.
+    pub(super) fn most(&self, query: &[f64], norm: f64) -> f64 {
+        length(query) * norm * self.scale.abs() * ALMOST
+    }
+
     /// Returns a bound on the error of a query's f32 scores beside keys of at most `norm`, for sums `deep` terms deep.
     /// `None` where f32 cannot hold the stored numbers, or may overflow.
     pub(super) fn narrow_error(&self, query: Measured<'_>, norm: f64, deep: usize) -> Option<f64> {
         let (scale, Measured { entries: query, length: own }) = (self.scale.abs(), query);
         // What a sum of products can be at most, whichever of its terms are added (Cauchy, Schwarz).
-        let most = own * norm * (1.0 + 1e-12);
+        let most = own * norm * ALMOST;
         let exact = !matches!(self.queries.data, Stored::F64(_))
             || query.iter().all(|&entry| f64::from(entry as f32) == entry);
         let scale_fits = scale == 0.0 || (1.0 / SAFE..SAFE).contains(&scale);
@@ -81,11 +89,12 @@ impl AttentionJob<'_> {
     /// by `error` nats. It depends on no computed score, so that it is the same at every level.
     pub(super) fn short_distance(
         &self,
-        row: usize,
+        (row, biases): (usize, Biases),
         (query, norm): (Measured<'_>, f64),
         error: f64,
     ) -> f64 {
         let most = query.length * norm * self.scale.abs() * UP + error;
+        let most = self.changed_size(biases, most);
         // The sink's place among the scores, as in `with_sink`.
         let slip = self.sink(row).map_or(0.0, |sink| 2.0 * f64::EPSILON * (sink.abs() + most));
         distance(weight_error(error + slip, SHORT_WEIGHT))

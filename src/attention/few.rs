@@ -87,7 +87,10 @@ impl AttentionJob<'_> {
     ) -> Result<Reused<Answer>, Error> {
         let &Unit { head, rows: list, threads } = unit;
         let mut rows = self.rows(head, list, budget)?;
-        self.prune_by_codes(head, &mut rows, threads)?;
+        // Codes alone say little of scores that are changed.
+        if !self.changes_scores() {
+            self.prune_by_codes(head, &mut rows, threads)?;
+        }
         let mut answers: Reused<(usize, Answer)> = Reused::with_hint(rows.len());
         if !budget.careful && !self.query_rows.options.even_if_slower {
             let narrow = rows.extract_if(.., |row| self.fits_narrow(row)).collect();
@@ -184,6 +187,12 @@ impl AttentionJob<'_> {
                 let score = exact[bad];
                 let bad = row.kept.as_ref().map_or(bad, |list| list[bad] as usize);
                 return Err(self.bad_key(head, bad, score));
+            }
+            if self.changes_scores() {
+                let farthest = exact.iter().fold(0.0f64, |most, score| most.max(score.abs()));
+                let list = row.kept.as_ref().map_or(Picked::From(0), |list| Picked::Listed(list));
+                self.change(row.number, list, exact);
+                row.query.error += self.change_error(self.biases(row.number)?, farthest, false);
             }
             let always = self.query_rows.options.even_if_slower;
             let tried = row.scored > 0 && (always || !row.flat);

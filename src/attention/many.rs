@@ -26,6 +26,9 @@ impl AttentionJob<'_> {
             lengths: _,
             mask: _,
             sinks: _,
+            // Where scores are made, in each way: `score_changes`.
+            soft_cap: _,
+            bias: _,
             // Of outputs, whichever way they were computed.
             precision: _,
             ball: _,

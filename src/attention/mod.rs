@@ -27,6 +27,7 @@ mod pending;
 mod pruned;
 mod query_rows;
 mod result;
+mod score_changes;
 mod sink;
 mod stretches;
 mod tile;

@@ -49,9 +49,10 @@ fn largest(scores: &[f32]) -> f32 {
     most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, greater)
 }
 
-/// Queries in f32, in whole groups, and what they see.
+/// Queries in f32, in whole groups, their rows, and what they see.
 struct Queries<'a> {
     entries: Reused<f32>,
+    rows: [usize; MANY],
     width: usize,
     visibility: [RowVisibility<'a>; MANY],
 }
@@ -83,7 +84,9 @@ impl AttentionJob<'_> {
         let mut fine: Reused<(PendingRow, Option<Selection>)> = Reused::with_hint(rows.len());
         let mut kept = 0;
         for mut row in rows.drain(..) {
-            let error = self.error_in_lanes(&row.wide, norm);
+            let (biases, most) = (self.biases(row.number)?, self.most(&row.wide, norm));
+            let changes = self.change_error(biases, most, true);
+            let error = self.error_in_lanes(&row.wide, norm).map(|error| error + changes);
             let Some(error) = error.filter(|&e| e <= (row.eps * FINE).max(ALWAYS_FINE)) else {
                 rest.push(row);
                 continue;
@@ -158,9 +161,11 @@ impl AttentionJob<'_> {
         let width = dim.next_multiple_of(LANES);
         let entries = Reused::with_hint(rows.len() * width);
         let visibility = [RowVisibility { prefix: 0, allowed: None }; MANY];
-        let mut queries = Queries { entries, width, visibility };
+        let mut queries = Queries { entries, rows: [0; MANY], width, visibility };
         let mut to: [&mut [f32]; MANY] = std::array::from_fn(|_| &mut [][..]);
-        for ((row, to), sees) in rows.iter_mut().zip(&mut to).zip(&mut queries.visibility) {
+        let places = queries.rows.iter_mut().zip(&mut queries.visibility);
+        for ((row, to), (number, sees)) in rows.iter_mut().zip(&mut to).zip(places) {
+            *number = row.number;
             *sees = self.query_rows.row_visibility(row.number);
             append_narrow(&mut queries.entries, &row.wide);
             let scores = &mut row.scratch.query.scores;
@@ -209,7 +214,10 @@ impl AttentionJob<'_> {
                     square = square.max(self.simd.score_few(keys, some, scale));
                 });
             }
-            for (to, sees) in to.iter_mut().zip(&queries.visibility[..count]) {
+            for ((to, sees), row) in
+                to.iter_mut().zip(&queries.visibility[..count]).zip(queries.rows)
+            {
+                self.change_single(row, first + from, &mut to[from..end]);
                 if sees.allowed.is_none() && sees.prefix >= keys_here.end {
                     continue;
                 }

@@ -6,6 +6,7 @@ use super::ball::{ValueBall, norm, norm_of_square};
 use crate::builders::builders_of_defaults;
 use crate::index::ValueIndex;
 use crate::names::names;
+use crate::rows::Vectors;
 
 /// Options of [`attention`](crate::attention()).
 ///
@@ -28,6 +29,10 @@ pub struct AttentionOptions<'a> {
     /// A score per query head, or one for all, that joins the softmax of each of its rows with no value (an attention sink, as
     /// learned by gpt-oss); negative infinity for none.
     pub sinks: Option<&'a [f64]>,
+    /// Soft cap of scores c, from 1e-30 to 1e30: a score x becomes c tanh(x / c), as in Gemma 2.
+    pub soft_cap: Option<f64>,
+    /// Numbers that are added to capped scores, one per row and key, `(..., m, n)`: finite where the row sees the key.
+    pub bias: Option<&'a Vectors<'a>>,
     /// Precision of the output.
     pub precision: Precision,
     /// Ball around the values, so that they need not be read for a bound of the output's error.
@@ -56,6 +61,10 @@ builders_of_defaults! { AttentionOptions<'a> {
     mask(mask: &'a [u8], strides: &'a [usize]) = Some((mask, strides));
     /// Adds a score per query head, or one for all, that joins the softmax of each of its rows with no value.
     sinks(sinks: impl Into<Option<&'a [f64]>>) = sinks.into();
+    /// Caps scores softly at c, from 1e-30 to 1e30: a score x becomes c tanh(x / c).
+    soft_cap(cap: impl Into<Option<f64>>) = cap.into();
+    /// Adds numbers to capped scores, one per row and key, `(..., m, n)`. Axes that repeat have a stride of 0.
+    bias(bias: impl Into<Option<&'a Vectors<'a>>>) = bias.into();
     /// Sets the precision of the output.
     precision(precision: Precision) = precision;
     /// Gives a ball around the values, so that they need not be read for a bound of the output's error.

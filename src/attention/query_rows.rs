@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::options::AttentionOptions;
+use super::score_changes;
 use crate::error::{Error, Place};
 use crate::index::{RowVisibility, Visible};
 use crate::rows::{PerRow, Vectors};
@@ -43,6 +44,7 @@ impl<'a> QueryRows<'a> {
         let options = options.clone();
         let AttentionOptions { causal, lengths, mask, .. } = options;
         let visible = Visible::new(shape, keys, causal, lengths, mask)?;
+        score_changes::check(&options, (shape, keys))?;
         let sinks = options.sinks.map(|sinks| judged(sinks, shape)).transpose()?;
         Ok(QueryRows { shape, keys, rows, of_head, options, visible, counts, sinks })
     }

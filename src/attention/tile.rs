@@ -15,7 +15,7 @@ use crate::kernels::{
     PanelRows, Precise, WeightScratch,
 };
 use crate::numerics::finite::all_finite;
-use crate::rows::Stored;
+use crate::rows::{Stored, Vectors, for_dtype};
 use crate::runtime::ambient::asked_each;
 use crate::runtime::held::held;
 use crate::runtime::reused::Reused;
@@ -66,11 +66,14 @@ impl AttentionJob<'_> {
         let (mut short, mut whole) = (Reused::<Row>::new(), Reused::<Row>::new());
         for (at, query) in queries.chunks_exact(dim).enumerate() {
             // A run of fused terms, and the sums of runs.
+            let biases = self.biases(rows[at])?;
+            let changes = self.change_error(biases, self.most(query, norm), true);
             let (deep, query) = (PANEL_RUN + dim / PANEL_RUN, Measured::of(query));
             let Some(error) = self.narrow_error(query, norm, deep) else { continue };
+            let error = error + changes;
             let rounded = self.error_of_pieces(query, norm, true).map(|more| error + more);
             if let Some(error) = rounded.filter(|_| budget.short) {
-                let upper = self.short_distance(rows[at], (query, norm), error);
+                let upper = self.short_distance((rows[at], biases), (query, norm), error);
                 if upper <= budget.eps.of(rows[at]) {
                     short.push(Row { at, error, upper });
                     continue;
@@ -117,7 +120,8 @@ impl AttentionJob<'_> {
         let precise = Precise { short, stored_short: self.stored_short() };
         let cutting = self.simd.cutting(precise);
         let panel = |rows: &[Row]| {
-            PanelRows::new(rows.iter().map(query), shape, self.scale as f32, cutting)
+            let scaling = (self.scale as f32, self.soft_cap());
+            PanelRows::new(rows.iter().map(query), shape, scaling, cutting)
         };
         let mut panels: Reused<PanelRows> = chosen.chunks(PANEL_ROWS).map(panel).collect();
         let mut visibility = [RowVisibility { prefix: 0, allowed: None }; UNIT_ROWS];
@@ -130,7 +134,10 @@ impl AttentionJob<'_> {
             let keys = matrix::<K>(self.keys, head);
             for_coded_dtype!(self.values, V => {
                 let values = matrix::<V>(self.values, head);
-                self.over((head, keys, values), visibility, cutting, (&mut panels, &mut fits));
+                let of = |row: &Row| rows[row.at];
+                let numbers: Reused<usize> = chosen.iter().map(of).collect();
+                let seen = (&numbers[..], visibility);
+                self.over((head, keys, values), seen, cutting, (&mut panels, &mut fits));
                 Ok(())
             })
         })?;
@@ -183,7 +190,7 @@ impl AttentionJob<'_> {
     fn over<K: Element<Scalar = f32>, V: Element<Scalar = f32>>(
         &self,
         (head, keys, values): (usize, Keys<'_, K>, Keys<'_, V>),
-        visibility: &[RowVisibility<'_>],
+        (numbers, visibility): (&[usize], &[RowVisibility<'_>]),
         cutting: Option<Cutting>,
         (panels, fits): (&mut [PanelRows], &mut [bool]),
     ) {
@@ -210,8 +217,14 @@ impl AttentionJob<'_> {
             with_scratch(|scratch: &mut TileScratch| {
                 let TileScratch { of_block, of_weights } = scratch;
                 let block = self.simd.block(keys, values, place, cutting, of_block);
-                for (panel, rows) in panels.iter_mut().zip(visibility.chunks(PANEL_ROWS)) {
+                let groups = visibility.chunks(PANEL_ROWS).zip(numbers.chunks(PANEL_ROWS));
+                for (panel, (rows, numbers)) in panels.iter_mut().zip(groups) {
                     if longest(rows) <= from {
+                        continue;
+                    }
+                    if let Some(bias) = self.query_rows.options.bias {
+                        biased(bias, (numbers, rows), place, &mut each);
+                        self.simd.attend(panel, block, BlockMask::Biased(&each), of_weights);
                         continue;
                     }
                     let sees = match masked(rows, place, &mut each) {
@@ -269,6 +282,38 @@ impl AttentionJob<'_> {
             Ok(norm_of_square(most, keys.dim()))
         })?;
         Ok(*self.norms[head].get_or_init(|| norm))
+    }
+}
+
+/// Writes per key of a block the bias of each row: negative infinity where the row does not see the key.
+fn biased(
+    bias: &Vectors<'_>,
+    (numbers, visibility): (&[usize], &[RowVisibility<'_>]),
+    (from, count): (usize, usize),
+    each: &mut Vec<f32>,
+) {
+    each.clear();
+    each.resize(count * PANEL_ROWS, f32::NEG_INFINITY);
+    for_dtype!(bias.data, rows => {
+        let mut biases = [&[][..]; PANEL_ROWS];
+        for (biases, &number) in biases.iter_mut().zip(numbers) {
+            *biases = &rows.row(number)[from..from + count];
+        }
+        // So few keys at a time that what is written stays in the cache.
+        for (first, to) in each.chunks_mut(LANES * PANEL_ROWS).enumerate() {
+            for (at, biases) in biases[..numbers.len()].iter().enumerate() {
+                let to = to[at..].iter_mut().step_by(PANEL_ROWS);
+                for (to, bias) in to.zip(&biases[first * LANES..]) {
+                    *to = Into::<f64>::into(bias.widen()) as f32;
+                }
+            }
+        }
+    });
+    for (at, sees) in visibility.iter().enumerate() {
+        let first = if sees.allowed.is_some() { from } else { sees.prefix.max(from) };
+        for key in (first..from + count).filter(|&key| !sees.sees(key)) {
+            each[(key - from) * PANEL_ROWS + at] = f32::NEG_INFINITY;
+        }
     }
 }
 

@@ -40,6 +40,8 @@ pub(super) struct Weighed {
     /// Errors of scores by codes, and of keys that have finer ones, by both planes; or whose exact ones may be missing.
     pub(super) code: CodeError,
     pub(super) low: Option<CodeError>,
+    /// `true` if what a low plane says can be added to scores.
+    pub(super) has_plane: bool,
     /// Most that weights may weigh which became nothing.
     pub(super) flushed: f64,
 }
@@ -60,7 +62,7 @@ impl Weighed {
         let (Listed { keys, weights }, sorted) = (named, self.fine.keys.len());
         self.fine.reserve(keys.len())?;
         let mut scores: Reused<f64> = filled_again("k", keys.len(), 0.0)?;
-        if query.fine_error.is_some_and(|error| error.says_something()) {
+        if self.has_plane {
             codes.add_low(simd, query, keys, &mut scores);
         }
         let fine = weights.iter().zip(&scores).map(|(weight, &score)| weight * libm::exp(score));

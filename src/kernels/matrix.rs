@@ -198,7 +198,7 @@ pub(crate) enum Picked<'a> {
 
 impl Picked<'_> {
     #[inline(always)]
-    pub(super) fn row(self, at: usize) -> usize {
+    pub(crate) fn row(self, at: usize) -> usize {
         match self {
             Picked::From(first) => first + at,
             Picked::Listed(list) => list[at] as usize,

@@ -27,6 +27,7 @@ mod matrix;
 mod mixture;
 mod row;
 mod simd;
+mod soft_cap;
 mod strided;
 mod system;
 #[cfg(test)]
@@ -55,6 +56,7 @@ pub(crate) use row::{
     values_around,
 };
 pub(crate) use simd::Simd;
+pub(crate) use soft_cap::SoftCap;
 pub(crate) use strided::Strided;
 #[cfg(feature = "ndarray")]
 pub use strided::with_bits;

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::{
     BatchScratch, Bracket, Doubled, EDGES, Element, Exp, Identity, LANES, PIVOTS, PartitionSums,
-    Positions, RANKED, Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn,
+    Positions, RANKED, Scalar, ScaledBy, ScaledExp, Simd, SoftCap, TailTarget, Unscaled, WeightFn,
     WeightFnOf,
 };
 use crate::numerics::certified_sums;
@@ -427,6 +427,53 @@ fn every_f32_exponent_is_within_the_bound() {
         worst_flat / unit
     );
     assert!(worst <= 1.0);
+}
+
+/// Scores of up to a hundred times a soft cap, nearer to each other where they are small.
+fn capped<S: Scalar>(allowed: f64) {
+    for cap in [1e-30, 0.3, 30.0, 50.0, 1e30] {
+        let steps = (-50_000..=50_000).map(|step| (f64::from(step) / 50_000.0).powi(5) * 100.0);
+        let ends = [1e-30, f64::INFINITY, f64::NEG_INFINITY];
+        let scores: Vec<S> = steps.chain(ends).map(|share| S::nearest(share * cap)).collect();
+        let mut first: Option<Vec<S>> = None;
+        for (name, level) in Simd::all() {
+            let mut found = scores.clone();
+            level.cap(&mut found, SoftCap::new(cap));
+            for (score, found) in scores.iter().zip(&found) {
+                let (score, found): (f64, f64) = ((*score).into(), (*found).into());
+                let off = (found - cap * (score / cap).tanh()).abs();
+                assert!(off <= allowed * cap, "{name} {cap} {score}: {off:e}");
+            }
+            let first = first.get_or_insert_with(|| found.clone());
+            assert!(first.iter().zip(&found).all(|(a, b)| a.rank() == b.rank()), "{name}");
+        }
+    }
+}
+
+#[test]
+fn soft_caps_are_within_their_bound() {
+    capped::<f32>(12.0 * 2f64.powi(-24));
+    capped::<f64>(2f64.powi(-44));
+}
+
+/// `cargo test --release -- --ignored every_f32` takes some minutes.
+#[test]
+#[ignore = "enumerates 2.2e9 floats; run by hand when the soft cap changes"]
+fn every_f32_is_capped_within_the_bound() {
+    let (level, mut worst) = (Simd::all()[0].1, 0.0f64);
+    for cap in [50.0f64, 0.7] {
+        for start in (0..1000f32.to_bits()).step_by(1 << 16) {
+            let scores: Vec<f32> = (start..start + (1 << 16)).map(f32::from_bits).collect();
+            let mut found = scores.clone();
+            level.cap(&mut found, SoftCap::new(cap));
+            for (&score, &found) in scores.iter().zip(&found) {
+                let off = (f64::from(found) - cap * (f64::from(score) / cap).tanh()).abs();
+                worst = worst.max(off / cap * 2f64.powi(24));
+            }
+        }
+    }
+    println!("largest error {worst:.2} units of 2^-24 of the cap");
+    assert!(worst <= 12.0);
 }
 
 #[test]

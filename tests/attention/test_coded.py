@@ -21,6 +21,7 @@ import certk_rs as ck
 from levels import each_level
 from real_attention import DTYPES, LD, Real, check, real_attention
 from real_rows import Cache, layers
+from score_changes import made_changes
 
 AXES = 128
 # An output of axes is in float32: the mean 1/128 and sums of weights times 127/128 or -1/128, with
@@ -364,7 +365,7 @@ def one_call(rng: np.random.Generator, n: int, full: bool = False) -> tuple[int,
     # Queries of f32 as the output must be in it; they hold any number of the two shorter types.
     q = made_queries(rng, keys, rows, scale).astype(dtype).astype(np.float32)
     k = keys.astype(dtype)
-    sight = made_sight(rng, rows, n)
+    sight = made_sight(rng, rows, n) | made_changes(rng, rows, n)
     options: dict[str, Any] = {**sight, "scale": scale}
     sinks = None
     if rng.random() < 0.4:

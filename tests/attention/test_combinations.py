@@ -1,9 +1,10 @@
 """Options of attention together: what is said of each row against long double.
 
 Random calls combine heads that share keys, unlike heads, masks, causal limits, lengths, sinks,
-budgets per row, dtypes, indexes that were appended to, and balls. The cases behind them are those
-in which one number stands for another only if nothing else is asked for: rows of four different
-lengths in a panel, thinned rows of large scores, heads of which one is a hundred times another.
+soft caps, biases, budgets per row, dtypes, indexes that were appended to, and balls. The cases
+behind them are those in which one number stands for another only if nothing else is asked for: rows
+of four different lengths in a panel, thinned rows of large scores, heads of which one is a hundred
+times another.
 `real_attention` is the reference.
 """
 
@@ -17,6 +18,7 @@ import pytest
 
 import certk_rs as ck
 from real_attention import CLOSE, DTYPES, LD, Real, check, real_attention
+from score_changes import made_changes
 
 
 def revealed(q: Any, k: Any, eps: Any, **options: Any) -> tuple[ck.AttentionResult, np.ndarray]:
@@ -95,6 +97,7 @@ def one_call(rng: np.random.Generator, name: str, n: int) -> None:
         # Of every row, of every head, or one for all.
         shape = [(*rows, n), (*rows[:-1], 1, n), (n,)][int(rng.integers(3))]
         sight["mask"] = rng.random(shape) < rng.choice([0.3, 0.9])
+    sight |= made_changes(rng, rows, n)
     eps: Any = float(rng.choice([0.0, 0.02, 0.3]))
     if rng.random() < 0.6:
         eps = rng.choice([0.0, 0.01, 0.1, 0.6], rows)
@@ -126,6 +129,11 @@ def one_call(rng: np.random.Generator, name: str, n: int) -> None:
     rounding = UNIT[name] + unit * (
         200 + (2 * d + 8) * reach if name == "float64" else 800 + 45 * reach
     )
+    # Of caps, whose error in float64 is many units, and of biases.
+    rounding += unit * (600 if name == "float64" else 40) * sight.get("soft_cap", 0.0)
+    if "bias" in sight:
+        finite = np.nan_to_num(sight["bias"].astype(np.float64), neginf=0.0)
+        rounding += 3 * unit * (np.abs(finite).max(initial=0.0) + reach)
     for index in indexes:
         every = ck.attention(q, k, v, 0.0, index=index, **options)
         check(every, real, 0.0)

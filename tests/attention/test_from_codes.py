@@ -21,6 +21,7 @@ import pytest
 import certk_rs as ck
 from levels import each_level
 from real_attention import DTYPES, LD, Real, check, real_attention
+from score_changes import made_changes
 
 # Weights are whole numbers where they multiply codes of values: parts of the largest of 64.
 BLOCK, WHOLE = 64, LD(0.51 / 32639)
@@ -246,7 +247,7 @@ def one_call(rng: np.random.Generator, sizes: tuple[int, ...]) -> tuple[int, flo
     k = made_keys(rng, kv, n, d).astype(dtype)
     wide = k.astype(np.float64)
     q = made_queries(rng, wide, rows, scale).astype(np.float32)
-    sight = made_sight(rng, rows, n)
+    sight = made_sight(rng, rows, n) | made_changes(rng, rows, n)
     options: dict[str, Any] = {**sight, "scale": scale, "threads": int(rng.choice([1, 2]))}
     sinks = None
     if rng.random() < 0.3:

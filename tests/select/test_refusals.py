@@ -294,7 +294,7 @@ REFUSED: list[Refused] = [
         ("eps and out_tol: both given", {"out_tol": 0.1}),
         ("lengths is 11; it must lie between 0 and n = 10", {"lengths": 11}),
         ("lengths[0, 0, 0] is 12", {"lengths": np.full((2, 4, 3), 12)}),
-        ("mask[0] is 1; attention takes no bias", {"mask": np.ones(10)}),
+        ("mask[0] is 1; pass a boolean mask", {"mask": np.ones(10)}),
         ("mask[9] is nan", {"mask": [0.0] * 9 + [NAN]}),
         ("mask[9] is inf", {"mask": [0.0] * 9 + [INF]}),
         ("sinks[0, 1] is NaN", "negative infinity for none", {"sinks": [0.0, NAN, 0.0, 0.0]}),

@@ -46,6 +46,8 @@ def rows_seen(shape: tuple[int, ...], n: int, sight: dict[str, Any]) -> np.ndarr
         seen &= at < np.broadcast_to(sight["lengths"], shape)[..., None]
     if sight.get("mask") is not None:
         seen &= sight["mask"]
+    if sight.get("bias") is not None:
+        seen &= sight["bias"] > -np.inf
     return seen
 
 
@@ -60,7 +62,13 @@ def real_attention(
     used = seen.any(axis=tuple(range(seen.ndim - 1)))[:, None]
     k, v = np.where(used, k, 0), np.where(used, v, 0)
     factor = LD(float(q.shape[-1]) ** -0.5 if scale is None else scale)
-    scores = np.where(seen, q @ np.swapaxes(k, -1, -2) * factor, -np.inf)
+    scores = q @ np.swapaxes(k, -1, -2) * factor
+    if sight.get("soft_cap") is not None:
+        cap = LD(sight["soft_cap"])
+        scores = cap * np.tanh(scores / cap)
+    if sight.get("bias") is not None:
+        scores = scores + sight["bias"].astype(np.float64).astype(LD)
+    scores = np.where(seen, scores, -np.inf)
     sink = np.full(q.shape[:-1], -np.inf, LD)
     if sinks is not None:
         sink = np.broadcast_to(np.asarray(sinks, LD)[..., None], q.shape[:-1])

@@ -111,13 +111,15 @@ impl<'py> FromPyObject<'_, 'py> for Index<'py> {
     }
 }
 
-/// Options from Python: causal, lengths, mask, sinks, a ball around the values, an index of them, threads.
+/// Options from Python: causal, lengths, mask, sinks, a soft cap, a bias, a ball around the values, an index of them, threads.
 #[derive(FromPyObject)]
 struct Sight<'py>(
     Bound<'py, PyAny>,
     Option<PyReadonlyArray1<'py, i64>>,
     Option<Bound<'py, PyAny>>,
     Option<PyReadonlyArray1<'py, f64>>,
+    Option<Bound<'py, PyAny>>,
+    Option<Stored<'py>>,
     Option<Bound<'py, ValueBall>>,
     Option<Values<'py>>,
     Option<Bound<'py, PyAny>>,
@@ -130,9 +132,10 @@ impl Sight<'_> {
         py: Python<'_>,
         work: impl FnOnce(AttentionOptions<'_>) -> PyResult<R>,
     ) -> PyResult<R> {
-        let Sight(causal, lengths, mask, sinks, ball, values, threads) = self;
+        let Sight(causal, lengths, mask, sinks, soft_cap, bias, ball, values, threads) = self;
         let mask = mask.as_ref().map(Bytes::new).transpose()?;
         let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
+        let bias = bias.as_ref().map(|bias| vectors(bias, "bias")).transpose()?;
         let ball = ball.as_ref().map(|ball| ball.get().now(py)).transpose()?;
         let values = values.as_ref().map(|values| values.now(py)).transpose()?;
         // Only `attention` checks the options that a bound of the error ignores.
@@ -140,6 +143,8 @@ impl Sight<'_> {
             .causal(arguments::flag("causal", causal)?)
             .lengths(lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?)
             .sinks(sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?)
+            .soft_cap(soft_cap.as_ref().map(|cap| arguments::real("soft_cap", cap)).transpose()?)
+            .bias(bias.as_ref())
             .ball(ball.as_ref())
             .value_index(values.as_ref())
             .threads(arguments::threads(threads.as_ref())?);

@@ -13,8 +13,15 @@ from ..errors import CertkError
 from . import coerce
 
 _Shape = tuple[int, ...]
-Seen = tuple[bool, ArrayLike | None, ArrayLike | None, ArrayLike | None]
-"""causal, lengths, mask and sinks, as `certk_rs.attention` takes them."""
+Seen = tuple[
+    bool,
+    ArrayLike | None,
+    ArrayLike | None,
+    ArrayLike | None,
+    float | None,
+    ArrayLike | None,
+]
+"""causal, lengths, mask, sinks, soft_cap and bias, as `certk_rs.attention` takes them."""
 
 
 def sight_of(
@@ -25,17 +32,30 @@ def sight_of(
     threads: int | None,
 ) -> tuple[Any, ...]:
     """Coerce what rows (q.shape[:-1] = `batch`) see of n keys, beside what is known of values."""
-    causal, lengths, mask, sinks = seen
-    allowed = None
-    if mask is not None:
-        if not batch or n is None:
-            raise CertkError("mask goes with q (..., m, d) and k (..., n, d); give both two axes")
-        allowed = _mask(mask, (*batch, n))
+    causal, lengths, mask, sinks, soft_cap, bias = seen
+    for name, given in (("mask", mask), ("bias", bias)):
+        if given is not None and (not batch or n is None):
+            raise CertkError(
+                f"{name} goes with q (..., m, d) and k (..., n, d); give both two axes"
+            )
+    shape = (*batch, n or 0)
+    seen_keys = None if mask is None else _mask(mask)
+    allowed = None if seen_keys is None else coerce.as_native_mask(seen_keys, shape)[0]
+    added = None
+    if bias is not None:
+        array, dtype = coerce.as_native_floats("bias", bias)
+        added = (coerce.broadcast("bias", array, shape), dtype) if n else None
+        hidden = coerce.is_negative_infinity(array, dtype)
+        if hidden is not None:
+            both = ~hidden if seen_keys is None else ~hidden & seen_keys
+            allowed = coerce.as_native_mask(both, shape)[0]
     return (
         causal,
         None if lengths is None else coerce.per_row_integers("lengths", lengths, batch),
         allowed,
         None if sinks is None else _sinks(sinks, batch[:-1]),
+        soft_cap,
+        added,
         *of_values,
         threads,
     )
@@ -70,11 +90,11 @@ def _sinks(sinks: ArrayLike, shape: _Shape) -> NDArray[np.float64]:
         ) from None
 
 
-def _mask(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:
-    """Return a boolean mask broadcast to `shape`; additive ones of 0 and -inf become one."""
+def _mask(mask: ArrayLike) -> NDArray[np.bool_]:
+    """Return a boolean mask; additive ones of 0 and -inf become one."""
     array, dtype = coerce.borrow("mask", mask)
     if dtype == "bool":
-        return coerce.as_native_mask(array, shape)[0]
+        return array
     if dtype not in ("float16", "bfloat16", "float32", "float64"):
         raise CertkError(
             f"mask has dtype {dtype}; pass bool (True = seen), or an additive one of 0 and -inf"
@@ -87,7 +107,7 @@ def _mask(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:
     if wrong.size:
         place = [int(i) for i in wrong[0]]
         raise CertkError(
-            f"mask{place} is {bias[tuple(place)]:g}; attention takes no bias: pass a boolean mask "
-            "(True = seen) or one of 0 and -inf, or add the bias to the scores and use select"
+            f"mask{place} is {bias[tuple(place)]:g}; pass a boolean mask (True = seen) or one of 0 "
+            "and -inf, and as bias what is to be added to scores"
         )
-    return coerce.as_native_mask(~hidden, shape)[0]
+    return ~hidden

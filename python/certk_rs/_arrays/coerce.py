@@ -197,6 +197,15 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[np.float64]:
         return np.array(array, dtype=np.float64, order="C")
 
 
+def is_negative_infinity(array: NDArray[Any], dtype: str) -> NDArray[np.bool_] | None:
+    """Find -inf in numbers as `as_native_floats` returns them; None if there is none."""
+    lowest = {"float16": 0xFC00, "bfloat16": 0xFF80}.get(dtype, -np.inf)
+    if lowest == -np.inf and np.min(array, initial=0) > lowest:
+        return None
+    found: NDArray[np.bool_] = array == lowest
+    return found if found.any() else None
+
+
 def floats(name: str, value: object) -> NDArray[np.float64]:
     """Copy real numbers of any shape exactly to a fresh float64 array; booleans are refused."""
     array, dtype = borrow(name, value)

@@ -208,7 +208,7 @@ fn tile(
     (dim, width): (usize, usize),
     cutting: Option<Cutting>,
 ) -> Vec<(f64, f64, Vec<f64>)> {
-    let mut rows = Rows::new(queries.chunks(dim), (dim, width), SCALE, cutting);
+    let mut rows = Rows::new(queries.chunks(dim), (dim, width), (SCALE, None), cutting);
     let (mut of_block, mut of_weights) = (BlockScratch::default(), WeightScratch::default());
     for (from, count) in BLOCKS {
         let ends: [f32; super::PANEL_ROWS] = std::array::from_fn(|row| end(row) as f32);

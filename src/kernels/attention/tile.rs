@@ -8,7 +8,7 @@
 //! [`Simd`] that run a pass.
 
 use super::pieces::{AttendPieces, Cut, Cutting, PieceRows, Pieces};
-use super::weighed::{BLOCK, BlockMask, Group, ROWS, Weighed};
+use super::weighed::{BLOCK, BlockMask, Group, ROWS, Scaling, Weighed};
 use crate::kernels::isa::Line;
 use crate::kernels::isa::{Element, LANES, Lanes, Level};
 use crate::kernels::matrix::{Keys, Lent, product};
@@ -54,13 +54,13 @@ impl Rows {
     pub(crate) fn new<'a>(
         queries: impl ExactSizeIterator<Item = &'a [f64]>,
         (dim, width): (usize, usize),
-        scale: f32,
+        scaling: Scaling,
         cutting: Option<Cutting>,
     ) -> Self {
         assert!(queries.len() <= ROWS && width.is_multiple_of(LANES) && dim > 0);
         let padded =
             queries.len().next_multiple_of(if cutting.is_some() { 2 * LANES } else { LANES });
-        let weighed = Weighed::new(padded, scale);
+        let weighed = Weighed::new(padded, scaling);
         let sums = std::iter::repeat_n(0.0, padded * width).collect();
         let queries = match cutting {
             Some(cutting) => Queries::Pieces(PieceRows::new(queries, (dim, padded), cutting)),

@@ -3,6 +3,7 @@
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for scores of as many keys.
 
 use crate::kernels::isa::{LANES, Lanes, Level};
+use crate::kernels::soft_cap::SoftCap;
 use crate::kernels::weights::exp;
 
 /// Most rows per tile.
@@ -20,12 +21,16 @@ impl Group {
     pub(super) const ZERO: Group = Group([0.0; LANES]);
 }
 
+/// Factor from products to scores, and their soft cap.
+pub(crate) type Scaling = (f32, Option<SoftCap<f32>>);
+
 /// Largest scores and sums of weights of rows so far.
 #[derive(Debug)]
 pub(super) struct Weighed {
     /// Rows in whole groups.
     pub(super) padded: usize,
     scale: f32,
+    cap: Option<SoftCap<f32>>,
     /// Largest score so far, to which weights are relative.
     pub(super) tops: [f32; ROWS],
     pub(super) totals: [f64; ROWS],
@@ -40,24 +45,26 @@ pub(crate) enum BlockMask<'a> {
     First(&'a [f32; ROWS]),
     /// Key after key, a number for each row: positive if it sees the key.
     Each(&'a [f32]),
+    /// Key after key, a number for each row to add to its score: negative infinity if it does not see the key.
+    Biased(&'a [f32]),
 }
 
 impl BlockMask<'_> {
     pub(super) fn holds(self, count: usize) -> bool {
         match self {
             BlockMask::First(_) => true,
-            BlockMask::Each(each) => each.len() >= count * ROWS,
+            BlockMask::Each(each) | BlockMask::Biased(each) => each.len() >= count * ROWS,
         }
     }
 }
 
 impl Weighed {
-    pub(super) fn new(padded: usize, scale: f32) -> Self {
+    pub(super) fn new(padded: usize, (scale, cap): Scaling) -> Self {
         let tops = [f32::NEG_INFINITY; ROWS];
-        Weighed { padded, scale, tops, totals: [0.0; ROWS], factors: [1.0; ROWS] }
+        Weighed { padded, scale, cap, tops, totals: [0.0; ROWS], factors: [1.0; ROWS] }
     }
 
-    /// Scales and masks the scores of a group of rows, finds the largest, and rescales sums of weights by it.
+    /// Scales, caps, biases and masks the scores of a group of rows, finds the largest, and rescales sums of weights by it.
     #[inline(always)]
     pub(super) unsafe fn top<L: Level>(
         &mut self,
@@ -67,9 +74,10 @@ impl Weighed {
         mask: BlockMask<'_>,
     ) {
         let hidden = L::F32::splat(f32::NEG_INFINITY);
-        let (limit, each) = match mask {
-            BlockMask::First(limits) => (L::F32::load(limits[at..].as_ptr()), None),
-            BlockMask::Each(each) => (hidden, Some(each)),
+        let (limit, each, biases) = match mask {
+            BlockMask::First(limits) => (L::F32::load(limits[at..].as_ptr()), None, None),
+            BlockMask::Each(each) => (hidden, Some(each), None),
+            BlockMask::Biased(biases) => (hidden, None, Some(biases)),
         };
         let all = limit.smallest() >= count as f32;
         let scale = L::F32::splat(self.scale);
@@ -78,7 +86,13 @@ impl Weighed {
         for key in 0..count {
             let to = scores.add(key * ROWS + at);
             let mut score = L::F32::load(to).mul(scale);
-            if let Some(each) = each {
+            if let Some(cap) = self.cap {
+                score = cap.of(score);
+            }
+            if let Some(biases) = biases {
+                let bias = L::F32::load(biases[key * ROWS + at..].as_ptr());
+                score = score.add(bias).select(bias.gt(hidden), hidden);
+            } else if let Some(each) = each {
                 let seen = L::F32::load(each[key * ROWS + at..].as_ptr());
                 score = score.select(seen.gt(L::F32::splat(0.0)), hidden);
             } else if !all {

@@ -75,7 +75,7 @@ impl Lanes for F32 {
     type Wide = F64;
 
     lanewise! {
-        add: _mm256_add_ps, sub: _mm256_sub_ps, mul: _mm256_mul_ps, max: _mm256_max_ps, min: _mm256_min_ps,
+        add: _mm256_add_ps, sub: _mm256_sub_ps, mul: _mm256_mul_ps, div: _mm256_div_ps, max: _mm256_max_ps, min: _mm256_min_ps,
     }
     compare!(_mm256_cmp_ps);
 
@@ -226,7 +226,7 @@ impl Lanes for F64 {
     type Wide = F64;
 
     lanewise! {
-        add: _mm256_add_pd, sub: _mm256_sub_pd, mul: _mm256_mul_pd, max: _mm256_max_pd, min: _mm256_min_pd,
+        add: _mm256_add_pd, sub: _mm256_sub_pd, mul: _mm256_mul_pd, div: _mm256_div_pd, max: _mm256_max_pd, min: _mm256_min_pd,
     }
     compare!(_mm256_cmp_pd);
 

@@ -37,7 +37,7 @@ impl Lanes for F32 {
     type Wide = F64;
 
     lanewise! {
-        add: _mm512_add_ps, sub: _mm512_sub_ps, mul: _mm512_mul_ps, max: _mm512_max_ps, min: _mm512_min_ps,
+        add: _mm512_add_ps, sub: _mm512_sub_ps, mul: _mm512_mul_ps, div: _mm512_div_ps, max: _mm512_max_ps, min: _mm512_min_ps,
     }
     compare!(_mm512_cmp_ps_mask);
 
@@ -225,7 +225,7 @@ impl Lanes for F64 {
     type Wide = F64;
 
     lanewise! {
-        add: _mm512_add_pd, sub: _mm512_sub_pd, mul: _mm512_mul_pd, max: _mm512_max_pd, min: _mm512_min_pd,
+        add: _mm512_add_pd, sub: _mm512_sub_pd, mul: _mm512_mul_pd, div: _mm512_div_pd, max: _mm512_max_pd, min: _mm512_min_pd,
     }
     compare!(_mm512_cmp_pd_mask);
 

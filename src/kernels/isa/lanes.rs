@@ -31,6 +31,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
+    unsafe fn div(self, other: Self) -> Self;
     /// `self * factor + term`, rounded once.
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
     unsafe fn max(self, other: Self) -> Self;

@@ -56,7 +56,7 @@ const fn compressions<const SETS: usize>(lane_bytes: usize) -> [[u8; 16]; SETS] 
 macro_rules! registers {
     ($name:ident, $float:ident, $vector:ident, $mask:ident, $each:literal, {
         splat: $splat:ident, load: $load:ident, store: $store:ident,
-        add: $add:ident, sub: $sub:ident, mul: $mul:ident, fma: $fma:ident, floor: $floor:ident,
+        add: $add:ident, sub: $sub:ident, mul: $mul:ident, div: $div:ident, fma: $fma:ident, floor: $floor:ident,
         lt: $lt:ident, ge: $ge:ident, gt: $gt:ident, eq: $eq:ident,
         select: $select:ident, as_float: $as_float:ident, as_bits: $as_bits:ident,
         both: $both:ident, bytes: $bytes:ident, of_bytes: $of_bytes:ident, table: $table:ident, tree: $tree:ident,
@@ -122,6 +122,10 @@ macro_rules! registers {
             #[inline(always)]
             unsafe fn mul(self, other: Self) -> Self {
                 self.zip(other, |a, b| $mul(a, b))
+            }
+            #[inline(always)]
+            unsafe fn div(self, other: Self) -> Self {
+                self.zip(other, |a, b| $div(a, b))
             }
             #[inline(always)]
             unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
@@ -297,14 +301,14 @@ macro_rules! registers {
 
 registers!(F32, f32, float32x4_t, uint32x4_t, 4, {
     splat: vdupq_n_f32, load: vld1q_f32, store: vst1q_f32,
-    add: vaddq_f32, sub: vsubq_f32, mul: vmulq_f32, fma: vfmaq_f32, floor: vrndmq_f32,
+    add: vaddq_f32, sub: vsubq_f32, mul: vmulq_f32, div: vdivq_f32, fma: vfmaq_f32, floor: vrndmq_f32,
     lt: vcltq_f32, ge: vcgeq_f32, gt: vcgtq_f32, eq: vceqq_f32,
     select: vbslq_f32, as_float: vreinterpretq_f32_u32, as_bits: vreinterpretq_u32_f32,
     both: vandq_u32, bytes: vreinterpretq_u8_f32, of_bytes: vreinterpretq_f32_u8, table: COMPRESS, tree: tree,
 });
 registers!(F64, f64, float64x2_t, uint64x2_t, 2, {
     splat: vdupq_n_f64, load: vld1q_f64, store: vst1q_f64,
-    add: vaddq_f64, sub: vsubq_f64, mul: vmulq_f64, fma: vfmaq_f64, floor: vrndmq_f64,
+    add: vaddq_f64, sub: vsubq_f64, mul: vmulq_f64, div: vdivq_f64, fma: vfmaq_f64, floor: vrndmq_f64,
     lt: vcltq_f64, ge: vcgeq_f64, gt: vcgtq_f64, eq: vceqq_f64,
     select: vbslq_f64, as_float: vreinterpretq_f64_u64, as_bits: vreinterpretq_u64_f64,
     both: vandq_u64, bytes: vreinterpretq_u8_f64, of_bytes: vreinterpretq_f64_u8, table: COMPRESS_WIDE, tree: tree_wide,

@@ -67,6 +67,10 @@ macro_rules! lanes {
                 self.zip(other, |a, b| a * b)
             }
             #[inline(always)]
+            unsafe fn div(self, other: Self) -> Self {
+                self.zip(other, |a, b| a / b)
+            }
+            #[inline(always)]
             unsafe fn add(self, other: Self) -> Self {
                 self.zip(other, |a, b| a + b)
             }
