@@ -177,13 +177,7 @@ class KvIndex(KeyIndex):
             kept._parts,
             coerce.per_row_floats("eps", eps, batch),
             scale,
-            sight_of(
-                batch,
-                len(self),
-                (causal, lengths, mask, sinks, soft_cap, bias),
-                (None, None),
-                threads,
-            ),
+            sight_of(batch, len(self), seen, (None, None), threads),
         )
         out = like(q, found.out.reshape(*batch, self._values.shape[-1]), dtype)
         return AttentionResult._of(found, out=out)

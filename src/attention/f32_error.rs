@@ -6,7 +6,6 @@
 
 use super::ball::UP;
 use super::job::AttentionJob;
-use super::score_changes::Biases;
 use crate::kernels::PANEL_RUN;
 use crate::rows::Stored;
 
@@ -85,18 +84,12 @@ impl AttentionJob<'_> {
         Some(scale * most * roundings + flushed)
     }
 
-    /// Returns a bound on the total variation distance of a row with short weights, whose scores of keys of at most `norm` are off
+    /// Returns a bound on the total variation distance of a row with short weights, whose scores of at most `most` in size are off
     /// by `error` nats. It depends on no computed score, so that it is the same at every level.
-    pub(super) fn short_distance(
-        &self,
-        (row, biases): (usize, Biases),
-        (query, norm): (Measured<'_>, f64),
-        error: f64,
-    ) -> f64 {
-        let most = query.length * norm * self.scale.abs() * UP + error;
-        let most = self.changed_size(biases, most);
+    pub(super) fn short_distance(&self, row: usize, most: f64, error: f64) -> f64 {
         // The sink's place among the scores, as in `with_sink`.
-        let slip = self.sink(row).map_or(0.0, |sink| 2.0 * f64::EPSILON * (sink.abs() + most));
+        let slip =
+            self.sink(row).map_or(0.0, |sink| 2.0 * f64::EPSILON * (sink.abs() + most + error));
         distance(weight_error(error + slip, SHORT_WEIGHT))
     }
 

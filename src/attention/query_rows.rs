@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::options::AttentionOptions;
-use super::score_changes;
 use crate::error::{Error, Place};
 use crate::index::{RowVisibility, Visible};
 use crate::rows::{PerRow, Vectors};
@@ -44,7 +43,7 @@ impl<'a> QueryRows<'a> {
         let options = options.clone();
         let AttentionOptions { causal, lengths, mask, .. } = options;
         let visible = Visible::new(shape, keys, causal, lengths, mask)?;
-        score_changes::check(&options, (shape, keys))?;
+        check_changes(&options, (shape, keys))?;
         let sinks = options.sinks.map(|sinks| judged(sinks, shape)).transpose()?;
         Ok(QueryRows { shape, keys, rows, of_head, options, visible, counts, sinks })
     }
@@ -95,4 +94,21 @@ fn judged<'a>(sinks: &'a [f64], rows: &[usize]) -> Result<PerRow<'a, f64>, Error
         |sink| sink < f64::INFINITY,
         |place, value| Error::Number { argument, place, value, problem },
     )
+}
+
+/// Checks a soft cap, and the shape of a bias on rows of this shape.
+fn check_changes(
+    options: &AttentionOptions<'_>,
+    (rows, keys): (&[usize], usize),
+) -> Result<(), Error> {
+    if let Some(value) = options.soft_cap.filter(|cap| !(1e-30..=1e30).contains(cap)) {
+        let problem = "pass a number from 1e-30 to 1e30, or none";
+        return Err(Error::Number { argument: "soft_cap", place: Place(vec![]), value, problem });
+    }
+    match options.bias {
+        Some(bias) if bias.shape() != [rows, &[keys]].concat() => Err(bias.misfit(format!(
+            "a bias has an entry for each row and key: {rows:?} and {keys}; give axes that repeat a stride of 0"
+        ))),
+        _ => Ok(()),
+    }
 }

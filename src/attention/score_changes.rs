@@ -6,19 +6,19 @@
 use super::f32_error::{LONGEST, U};
 use super::job::AttentionJob;
 use super::options::AttentionOptions;
-use crate::error::{Error, Place};
+use crate::error::Error;
 use crate::kernels::{Element, LANES, Picked, Scalar, SoftCap};
 use crate::rows::for_dtype;
 
+/// One rounding of f64.
+const V: f64 = f64::EPSILON / 2.0;
 /// Error of a soft cap as a share of it, in f32 and in f64.
 const CAP: f64 = 12.0 * U;
-const CAP_WIDE: f64 = 1.0 / 17_592_186_044_416.0;
+const CAP_WIDE: f64 = 128.0 * V;
 /// Distance below a row's largest score, in nats, from which weights are nothing in f64.
 const FAR: f64 = 800.0;
-/// Rounding of a subnormal bias in f32.
-const SUBNORMAL: f64 = f32::MIN_POSITIVE as f64;
 /// Factor for the second order of a few roundings.
-const ROUND: f64 = 1.001;
+const ROUND: f64 = 1.0 + 1e-3;
 
 /// Sizes of a row's biases; 0 without one.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,23 +38,6 @@ impl Biases {
         let greater = |a: f64, b: f64| if b > a { b } else { a };
         self.largest = greater(self.largest, other.largest);
         self.farthest = greater(self.farthest, other.farthest);
-    }
-}
-
-/// Checks a soft cap, and the shape of a bias on rows of this shape.
-pub(super) fn check(
-    options: &AttentionOptions<'_>,
-    (rows, keys): (&[usize], usize),
-) -> Result<(), Error> {
-    if let Some(value) = options.soft_cap.filter(|cap| !(1e-30..=1e30).contains(cap)) {
-        let problem = "pass a number from 1e-30 to 1e30, or none";
-        return Err(Error::Number { argument: "soft_cap", place: Place(vec![]), value, problem });
-    }
-    match options.bias {
-        Some(bias) if bias.shape() != [rows, &[keys]].concat() => Err(bias.misfit(format!(
-            "a bias has an entry for each row and key: {rows:?} and {keys}; give axes that repeat a stride of 0"
-        ))),
-        _ => Ok(()),
     }
 }
 
@@ -118,8 +101,12 @@ impl AttentionJob<'_> {
                 for group in groups {
                     lanes.iter_mut().zip(group).for_each(|(lane, bias)| lane.add(wide(bias)));
                 }
-                rest.iter().for_each(|bias| found.add(wide(bias)));
-                lanes.iter().for_each(|lane| found.join(lane));
+                for bias in rest {
+                    found.add(wide(bias));
+                }
+                for lane in &lanes {
+                    found.join(lane);
+                }
             }
         });
         if found.farthest < f64::INFINITY {
@@ -148,7 +135,7 @@ impl AttentionJob<'_> {
         if !self.changes_scores() {
             return 0.0;
         }
-        let (unit, of_cap) = if single { (U, CAP) } else { (f64::EPSILON / 2.0, CAP_WIDE) };
+        let (unit, of_cap) = if single { (U, CAP) } else { (V, CAP_WIDE) };
         let (size, Biases { largest, farthest }) = (self.capped_size(most), biases);
         // A key of less than the largest bias less that is too far below the key of the largest one.
         let reach = farthest.min(largest.abs() + 2.0 * size + FAR);
@@ -158,6 +145,6 @@ impl AttentionJob<'_> {
         // A bias and a sum are rounded.
         let of_bias = if farthest > 0.0 { unit * (size + 2.0 * reach) } else { 0.0 };
         let of_cap = self.query_rows.options.soft_cap.map_or(0.0, |cap| of_cap * cap);
-        (of_cap + of_bias) * ROUND + SUBNORMAL
+        (of_cap + of_bias) * ROUND + 2f64.powi(-148)
     }
 }

@@ -67,13 +67,14 @@ impl AttentionJob<'_> {
         for (at, query) in queries.chunks_exact(dim).enumerate() {
             // A run of fused terms, and the sums of runs.
             let biases = self.biases(rows[at])?;
-            let changes = self.change_error(biases, self.most(query, norm), true);
+            let most = self.most(query, norm);
+            let changes = self.change_error(biases, most, true);
             let (deep, query) = (PANEL_RUN + dim / PANEL_RUN, Measured::of(query));
             let Some(error) = self.narrow_error(query, norm, deep) else { continue };
             let error = error + changes;
             let rounded = self.error_of_pieces(query, norm, true).map(|more| error + more);
             if let Some(error) = rounded.filter(|_| budget.short) {
-                let upper = self.short_distance((rows[at], biases), (query, norm), error);
+                let upper = self.short_distance(rows[at], self.changed_size(biases, most), error);
                 if upper <= budget.eps.of(rows[at]) {
                     short.push(Row { at, error, upper });
                     continue;

@@ -453,7 +453,7 @@ fn capped<S: Scalar>(allowed: f64) {
 #[test]
 fn soft_caps_are_within_their_bound() {
     capped::<f32>(12.0 * 2f64.powi(-24));
-    capped::<f64>(2f64.powi(-44));
+    capped::<f64>(2f64.powi(-46));
 }
 
 /// `cargo test --release -- --ignored every_f32` takes some minutes.

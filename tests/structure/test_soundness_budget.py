@@ -68,6 +68,7 @@ NAMED = {
     "src/attention/few.rs": ["ALL", "VAGUE", "TINY"],
     "src/attention/narrow.rs": ["FINE", "ALWAYS_FINE"],
     "src/attention/sink.rs": ["MOST", "HELD"],
+    "src/attention/score_changes.rs": ["V"],
     "src/attention/f32_error.rs": ["U", "SAFE", "ROUGH", "LONGEST"],
     "src/numerics/certified_sums.rs": ["U", "V", "LN2_HIGH", "LN2_LOW"],
     "src/index/codes/shrink.rs": ["STALE"],
@@ -98,6 +99,7 @@ NAMED = {
 }
 # Pieces of lines: what is aimed at and judged afterwards, and what keeps a divisor from 0.
 INLINE = {
+    "src/attention/query_rows.rs": ["!(1e-30..=1e30).contains(cap)"],
     "src/attention/error_bound.rs": ["(2.0 * ball.radius + rounded) * (1.0 - 1e-9);"],
     "src/attention/heavy_keys.rs": ["floor.max(f32::MIN_POSITIVE)"],
     "src/index/prepared.rs": [".max(f64::MIN_POSITIVE)"],

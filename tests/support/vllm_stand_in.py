@@ -130,11 +130,18 @@ def plain(
     values: torch.Tensor,
     scale: float,
     sinks: torch.Tensor | None = None,
+    cap: float | None = None,
+    slopes: list[float] | None = None,
 ) -> torch.Tensor:
     """Causal attention in float64 of the last queries (m, heads, d); keys are (kv_heads, n, d)."""
     m, heads, _ = query.shape
     keys, values = (part.repeat_interleave(heads // len(part), 0) for part in (keys, values))
     scores = scale * query.double().transpose(0, 1) @ keys.double().transpose(1, 2)
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    if slopes is not None:
+        at = torch.arange(keys.shape[1]).double()
+        scores += torch.tensor(slopes).double()[:, None, None] * (at - at[-m:, None])
     hidden = torch.ones(m, keys.shape[1]).triu(keys.shape[1] - m + 1).bool()
     scores.masked_fill_(hidden, -torch.inf)
     if sinks is not None:

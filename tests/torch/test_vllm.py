@@ -87,12 +87,12 @@ class Batch:
         assert impl.forward(LAYER, *given, output=output, **other) is output
         return output.view(-1, HEADS, D)
 
-    def truth(self, sinks: Any = None) -> torch.Tensor:
+    def truth(self, *more: Any) -> torch.Tensor:
         parts = self.query[:TOKENS].split(COUNTS)
         rows = zip(parts, self.keys, self.values, strict=True)
         return torch.cat(
             [
-                stand_in.plain(q, k.transpose(0, 1), v.transpose(0, 1), SCALE, sinks)
+                stand_in.plain(q, k.transpose(0, 1), v.transpose(0, 1), SCALE, *more)
                 for q, k, v in rows
             ]
         )
@@ -159,6 +159,18 @@ def test_sinks_join_the_softmax(certk: Any, dtype: Any) -> None:
     assert torch.allclose(found, batch.truth(sinks), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("cap", "slopes"), [(5.0, None), (None, [0.5, 0.1, 0.02, 2.0]), (3.0, [0.3] * 4)]
+)
+def test_caps_and_slopes_change_scores(certk: Any, cap: Any, slopes: Any) -> None:
+    certk.set_budget(1e-6)
+    batch = Batch()
+    impl = made(certk, logits_soft_cap=cap, alibi_slopes=slopes)
+    found = batch.run(impl)[:TOKENS].double()
+    assert impl.certified
+    assert torch.allclose(found, batch.truth(None, cap, slopes), atol=1e-4)
+
+
 def test_rows_that_are_not_causal_see_everything(certk: Any) -> None:
     certk.set_budget(1e-6)
     batch = Batch()
@@ -189,9 +201,7 @@ def test_without_a_budget_layers_are_vllms(certk: Any, eps: float | None) -> Non
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"alibi_slopes": [1.0] * HEADS}, "ALiBi"),
         ({"sliding_window": 8}, "a sliding window"),
-        ({"logits_soft_cap": 30.0}, "soft-capped scores"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "a cache of fp8_e4m3"),
         ({"attn_type": stand_in.AttentionType.ENCODER_ONLY}, "attention of type"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import importlib
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from model_caches import run
 
 N = 24
 IDS = zoo.tokens(1, 8)
+early = pytest.mark.skipif(zoo.MODERN, reason="from 5 on it asks the registry")
 modern = pytest.mark.skipif(not zoo.MODERN, reason="before 5 these do not ask the registry")
 
 
@@ -218,20 +218,26 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: of("Mamba", vocab_size=97, hidden_size=32, num_hidden_layers=1, state_size=4),
         "MambaModel has no attention",
     ),
-    "gemma2": (gemma2, "Gemma2Attention, a part of Gemma2ForCausalLM, soft-caps"),
-    "t5": (t5, "T5Attention, a part of T5EncoderModel, adds a bias" if zoo.MODERN
-           else "T5EncoderModel does not take its attention"),
+    "t5": (t5, "T5EncoderModel does not take its attention"),
 }  # fmt: skip
-# Families that ask for more than certified attention computes, and what they ask for.
-BIAS = r"adds a bias to its scores \(relative positions\)"
-ASKING: dict[str, tuple[dict[str, Any], str]] = {
-    "DeepseekV32": (_INDEXED, "has an indexer choose keys"),
-    "GlmMoeDsa": (_INDEXED, "has an indexer choose keys"),
-    "Doge": (_DECODER | {"keep_window_size": 16}, "adds to its scores what it has learned"),
-    "InklingText": (_DECODER, BIAS),
-    "Swin": (_PICTURE, BIAS),
-    "Wav2Vec2Conformer": (_SPEECH | {"position_embeddings_type": "relative"}, BIAS),
-    "LayoutLMv3": (_PAGE | {"has_relative_attention_bias": True}, BIAS),
+# Families that ask for more than certified attention computes.
+ASKING: dict[str, dict[str, Any]] = {"DeepseekV32": _INDEXED, "GlmMoeDsa": _INDEXED}
+# Families that change scores before the softmax, beside those above.
+CHANGING: dict[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
+    "Doge": (_DECODER | {"keep_window_size": 16}, lambda: {"input_ids": zoo.tokens(2, N)}),
+    "InklingText": (_DECODER, lambda: {"input_ids": zoo.tokens(2, N)}),
+    "Swin": (_PICTURE, lambda: {"pixel_values": torch.randn(2, 3, 32, 32)}),
+    "Wav2Vec2Conformer": (
+        _SPEECH | {"position_embeddings_type": "relative"},
+        lambda: {"input_values": torch.randn(2, 400)},
+    ),
+    "LayoutLMv3": (
+        _PAGE | {"has_relative_attention_bias": True},
+        lambda: {
+            "input_ids": zoo.tokens(2, N),
+            "bbox": torch.randint(0, 100, (2, N, 4)).sort(-1).values,
+        },
+    ),
 }
 
 
@@ -239,7 +245,7 @@ ASKING: dict[str, tuple[dict[str, Any], str]] = {
     "name",
     [
         *(name for name in REFUSED if name != "t5"),
-        pytest.param("t5", marks=pytest.mark.older),
+        pytest.param("t5", marks=[pytest.mark.older, early]),
         *(pytest.param(name, marks=modern) for name in ASKING),
     ],
 )
@@ -248,8 +254,8 @@ def test_what_cannot_be_certified_is_refused_and_stays_as_it_was(name: str) -> N
         make, says = REFUSED[name]
         model = make()
     else:
-        sizes, says = ASKING[name]
-        model = of(name, **sizes)
+        says = "has an indexer choose keys"
+        model = of(name, **ASKING[name])
     before = implementations(getattr(model, "model", model))
     with pytest.raises(ck.CertkError, match=says):
         ct.use(model, eps=0)
@@ -257,52 +263,43 @@ def test_what_cannot_be_certified_is_refused_and_stays_as_it_was(name: str) -> N
 
 
 @modern
-@pytest.mark.parametrize(
-    ("name", "other", "inputs"),
-    [
-        (
-            "Wav2Vec2Conformer", {"position_embeddings_type": "rotary"},
-            {"input_values": torch.randn(2, 400)},
-        ),
-        (
-            "LayoutLMv3",
-            dict.fromkeys(
-                ("has_relative_attention_bias", "has_spatial_attention_bias", "visual_embed"), False
-            ),
-            {"input_ids": zoo.tokens(2, N), "bbox": torch.zeros(2, N, 4, dtype=torch.long)},
-        ),
-    ],
-)  # fmt: skip
-def test_the_same_family_without_it_is_as_sdpa(
-    name: str, other: dict[str, Any], inputs: dict[str, Any]
-) -> None:
-    model = of(name, **(ASKING[name][0] | other))
+@pytest.mark.parametrize("name", [*CHANGING, "Gemma2", "T5"])
+def test_families_that_change_scores_are_as_under_eager(name: str) -> None:
+    if name in CHANGING:
+        sizes, inputs_of = CHANGING[name]
+        model, inputs = of(name, **sizes), inputs_of()
+    else:
+        model, inputs = (gemma2 if name == "Gemma2" else t5)(), {"input_ids": zoo.tokens(2, N)}
     plain = copy.deepcopy(model)
+    plain.set_attn_implementation("eager")
     ct.use(model, eps=0)
-    assert budgets_of(lambda: model(**inputs)) != []
-    with torch.inference_mode():
+    with torch.inference_mode(), ct.Recorder() as recorder:
         assert torch.allclose(model(**inputs)[0], plain(**inputs)[0], atol=1e-5)
+    assert recorder.calls
+    with torch.inference_mode(), ct.Recorder() as recorder, ct.budget(eps=0.2):
+        some = model(**inputs)[0]
+    assert all((call.tail_mass_upper <= 0.2).all() for call in recorder.calls)
+    assert any((call.tail_mass_upper > 0).any() for call in recorder.calls)
+    assert not torch.equal(some, plain(**inputs)[0])
 
 
-@pytest.mark.skipif(not zoo.MODERN, reason="as it is written in transformers 5")
-@pytest.mark.parametrize(
-    ("place", "more"),
-    [
-        ("parakeet.modeling_parakeet.ParakeetEncoderAttention", True),
-        ("swin.modeling_swin.SwinAttention", True),
-        ("seamless_m4t.modeling_seamless_m4t.SeamlessM4TConformerSelfAttention", False),
-        ("t5.modeling_t5.T5Attention", False),
-        ("llama.modeling_llama.LlamaAttention", False),
-        ("gpt2.modeling_gpt2.GPT2Attention", False),
-    ],
-)
-def test_biases_that_are_always_there_are_read_from_the_source(place: str, more: bool) -> None:
-    """Of others the module says whether there is one."""
-    from certk_rs.transformers import own_attention
-
-    module, _, kind = place.rpartition(".")
-    found = getattr(importlib.import_module(f"transformers.models.{module}"), kind)
-    assert own_attention._makes_a_bias(found) is more
+@pytest.mark.parametrize("cap", [0.5, 50.0])
+def test_capped_scores_decode_with_an_index_as_under_eager(cap: float) -> None:
+    """Layers with a window, and layers with an index of 300 keys whose weights come from codes."""
+    model = gemma2(attn_logit_softcapping=cap, sliding_window=16, max_position_embeddings=512)
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("eager")
+    ids, cache = zoo.tokens(1, 300), ct.CertkCache()
+    ct.use(model, eps=0.05)
+    budget = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    with ct.Recorder() as recorder:
+        found = model.generate(ids, past_key_values=cache, **budget)
+    with torch.inference_mode():
+        want = plain(found[:, :-1]).logits[:, 299:]
+    assert all((call.tail_mass_upper <= 0.05).all() for call in recorder.calls)
+    with torch.inference_mode(), ct.budget(eps=0):
+        exact = model(found[:, :-1]).logits[:, 299:]
+    assert torch.allclose(exact, want, atol=1e-5)
 
 
 @pytest.mark.older
@@ -348,8 +345,6 @@ def bigbird() -> Any:
     ("make", "says"),
     [
         (bigbird, "compute attention by themselves"),
-        (gemma2, "Gemma2Attention asks for softcap"),
-        pytest.param(t5, "asks for position_bias", marks=modern),
         (lambda: zoo.build("llama"), "no budget for LlamaAttention"),
     ],
 )

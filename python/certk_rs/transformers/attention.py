@@ -29,7 +29,7 @@ from .capture_file import WRITING
 from .coded_layer import CodedLayer
 from .indexed_layer import known_of
 from .masked_layer import hidden
-from .masks import Visibility, visibility_of
+from .masks import Visibility, apart, visibility_of
 from .own_attention import is_causal_by_default
 from .presses import dropped_by_a_press
 
@@ -71,11 +71,14 @@ def certified_attention(
     *,
     sliding_window: int | None = None,
     s_aux: torch.Tensor | None = None,
+    softcap: float | None = None,
+    position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Answer one call of a model's attention module; see `AttentionInterface`.
 
-    `s_aux` are attention sinks, a score per head that joins the softmax without a value. Compilers
+    `s_aux` are attention sinks, a score per head that joins the softmax without a value. Scores are
+    capped softly, and then `position_bias` and the numbers of an additive mask are added. Compilers
     leave this function as it is: it runs between the graphs of a compiled model.
 
     Raises:
@@ -88,7 +91,15 @@ def certified_attention(
     _refuse(module, dropout, asked)
     writer = WRITING.get()
     if writer is None:
-        _refuse_gradients(query, key, value, s_aux)
+        _refuse_gradients(query, key, value, s_aux, position_bias)
+    attention_mask, bias = apart(attention_mask, position_bias)
+    changes: dict[str, Any] = {"soft_cap": softcap, "bias": bias}
+    changed = softcap is not None or bias is not None
+    if changed and (batch or writer is not None or hasattr(key, "certk_first")):
+        raise CertkError(
+            f"{type(module).__name__} has soft caps or biases of scores, which captured files, "
+            "pruned caches and generate_batch know nothing of: use generate with another cache"
+        )
     if batch:
         window = {"sliding_window": sliding_window}
         return _of_batch(module, (query, key, value), kwargs | window, scaling, s_aux), None
@@ -105,7 +116,7 @@ def certified_attention(
     if sliding_window is not None:
         _need_window(rows, int(sliding_window), attention_mask, key)
     if (coded := getattr(key, "certk_coded", None)) is not None:
-        return _from_codes(module, coded, query, rows, scaling, s_aux), None
+        return _from_codes(module, coded, query, rows, scaling, s_aux, changes), None
     if (first := getattr(key, "certk_first", None)) is not None:
         # A pruned cache: each kv head has its keys at the end.
         first.used()
@@ -140,6 +151,7 @@ def certified_attention(
             index=index,
             ball=ball,
             **_options(budget, scaling, s_aux),
+            **changes,
             **attended.arguments(),
         )
     if first is not None and first.guarded is not None and writer is None:
@@ -196,6 +208,7 @@ def _from_codes(
     rows: Visibility,
     scaling: float | None,
     s_aux: torch.Tensor | None,
+    changes: dict[str, Any],
 ) -> torch.Tensor:
     """Answer a call over a cache of codes."""
     if WRITING.get() is not None:
@@ -211,6 +224,7 @@ def _from_codes(
             scale=None if scaling is None else float(scaling),
             sinks=None if s_aux is None else s_aux.detach(),
             threads=_threads(budget),
+            **changes,
         )
     recorder.record(module, result, rows, budget)
     out: torch.Tensor = result.out.transpose(1, 2).contiguous()

@@ -191,10 +191,11 @@ class CodedLayer(TakenLayer):
         scale: float | None,
         sinks: torch.Tensor | None,
         threads: int | None,
+        **changes: Any,
     ) -> AttentionResult:
         """Answer a call: queries (batch, heads, m, d) of which each sees some keys."""
         self._watch.unused = None
-        how = {"scale": scale, "sinks": sinks, "threads": threads, **rows.arguments()}
+        how = {"scale": scale, "sinks": sinks, "threads": threads, **changes, **rows.arguments()}
         eps = 0.0 if budget.eps is None else budget.eps
         recalls = self._beyond.on_breach == "recall"
         try:

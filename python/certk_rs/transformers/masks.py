@@ -1,9 +1,9 @@
 """The keys that each query sees, read from a model's mask: runs of keys wherever possible.
 
 Models hand over None (everything, or causal), a boolean mask, or an additive one of 0 and very
-negative numbers. Nearly all such masks show each row one run of keys: a prefix (causal, padding on
-the right), or a run that begins later (padding on the left, sliding windows). Attention over a run
-need not read a mask, and is faster.
+negative numbers; other numbers are a bias of scores. Nearly all such masks show each row one run of
+keys: a prefix (causal, padding on the right), or a run that begins later (padding on the left,
+sliding windows). Attention over a run need not read a mask, and is faster.
 """
 
 from __future__ import annotations
@@ -93,6 +93,24 @@ class Visibility:
         if not gone.any():
             return self
         return _of_mask(self.full_mask() & ~gone[:, :, None], self.shape)
+
+
+def apart(
+    mask: torch.Tensor | None, bias: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return a mask of 0 and -inf, or of booleans, and all that is added to scores that are seen.
+
+    A bias of zeros is none.
+    """
+    if bias is not None:
+        bias = bias.detach() if bool(bias.any()) else None
+    if not isinstance(mask, torch.Tensor) or not mask.dtype.is_floating_point:
+        return mask, bias
+    hides = mask <= torch.finfo(mask.dtype).min / 2
+    if bool((hides | (mask == 0)).all()):
+        return mask, bias
+    added = mask.detach().masked_fill(hides, 0.0)
+    return ~hides, added if bias is None else added + bias
 
 
 def visibility_of(mask: torch.Tensor | None, causal: bool, shape: Shape) -> Visibility:

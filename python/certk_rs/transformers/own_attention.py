@@ -2,18 +2,16 @@
 
 transformers judges a model by the file it is defined in. A class in it that goes its own way would
 not be certified, and would take the masks that are made for certified attention for its own, which
-are other ones. A class that adds something to its scores, or has an indexer choose keys, would be
-refused in the middle of a forward pass. And a family that transformers does not run under "sdpa"
+are other ones. A class that has an indexer choose keys would be refused in the middle of a forward
+pass. And a family that transformers does not run under "sdpa"
 need not keep to what "sdpa" takes a missing mask for.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -43,64 +41,14 @@ def beside_another(kind: type[Any]) -> bool:
 
 
 def asks_for_more(module: nn.Module) -> str | None:
-    """Name what an attention module adds to its scores or chooses by itself; None if nothing."""
+    """Name what an attention module chooses by itself; None if nothing."""
     kind: Any = type(module)
-    code, config = _source(kind), getattr(module, "config", None)
-    if "ALL_ATTENTION_FUNCTIONS" not in code:
-        return None
-    cap = re.search(r"softcap=self\.(\w+)", code)
-    if cap and getattr(module, cap[1], None) is not None:
-        return "soft-caps its scores"
-    # In these files every layer gets the bias, also those that have no table of their own.
-    relative = (
-        hasattr(module, "has_relative_attention_bias")
-        or getattr(config, "has_relative_attention_bias", False)
-        or getattr(config, "has_spatial_attention_bias", False)
-        or getattr(module, "position_embeddings_type", None) in ("relative", "relative_key")
-    )
-    if (relative and "position_bias=position_bias" in code) or _makes_a_bias(kind):
-        return "adds a bias to its scores (relative positions)"
-    if hasattr(module, "prepare_dynamic_mask"):
-        return "adds to its scores what it has learned about the keys"
+    code = _source(kind)
     # Layers without an indexer take over the choice of one before them.
-    if re.search(r"\b(block_)?indices=", code) and getattr(module, "indexer", None) is not None:
+    indexed = re.search(r"\b(block_)?indices=", code) and getattr(module, "indexer", None)
+    if indexed is not None and "ALL_ATTENTION_FUNCTIONS" in code:
         return "has an indexer choose keys, which it names beside its mask"
     return None
-
-
-@cache
-def _makes_a_bias(kind: Any) -> bool:
-    """Return True if the `forward` of a class always hands computed numbers to attention.
-
-    They are handed over as the mask, or as `position_bias`.
-    """
-    nodes = list(ast.walk(ast.parse(textwrap.dedent(_source(kind)))))
-    forward = next(n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "forward")
-    nodes = list(ast.walk(forward))
-    made = [(ast.unparse(n.targets[0]), n) for n in nodes if isinstance(n, ast.Assign)]
-    for call in nodes:
-        named = {each.arg: each.value for each in getattr(call, "keywords", ())}
-        if not isinstance(call, ast.Call) or "scaling" not in named:
-            continue
-        given = call.args[4] if len(call.args) > 4 else named.get("attention_mask")
-        mask = getattr(given, "id", "")
-        bias = getattr(named.get("position_bias"), "id", None)
-        if "bias" in mask:
-            return True
-        for name, node in made:
-            if name == mask and any(_computes(n) for n in ast.walk(node.value)):
-                return True
-            # What is below an `if` is there in some configurations only.
-            if name == bias and node in forward.body and not isinstance(node.value, ast.Constant):
-                return True
-    return False
-
-
-def _computes(node: ast.AST) -> bool:
-    """Return True if an expression makes numbers; sums of masks are masks."""
-    if not isinstance(node, ast.BinOp):
-        return False
-    return isinstance(node.op, ast.MatMult) or "bias" in ast.unparse(node)
 
 
 def has_attention(model: nn.Module) -> bool:

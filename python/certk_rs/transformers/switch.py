@@ -109,7 +109,7 @@ def use(
     Raises:
         CertkError: A budget that is none; nothing with one model inside; a model (or a part of it)
             that does not take its attention from the registry, which would have gone on with its
-            own, or that asks for more than softmax of `scale * q.k` over the keys of a mask.
+            own, or has keys chosen by an indexer.
     """
     budget = Budget(eps, out_tol, threads, even_if_slower, weights)
     inside = _model_in(model)
@@ -138,9 +138,8 @@ def switch(model: Any) -> None:
             )
         if (what := asks_for_more(module)) is not None:
             raise CertkError(
-                f"{type(module).__name__}, a part of {type(model).__name__}, {what}: certified "
-                "attention is softmax of scale * q.k alone; use another attn_implementation for "
-                "this model"
+                f"{type(module).__name__}, a part of {type(model).__name__}, {what}: not "
+                "supported; use another attn_implementation for this model"
             )
     if not has_attention(model):
         raise CertkError(

@@ -58,8 +58,6 @@ class CertkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
         config = get_current_vllm_config()
         found = {
             f"attention of type {self.attn_type}": self.attn_type != AttentionType.DECODER,
-            "ALiBi": self.alibi_slopes is not None,
-            "soft-capped scores": bool(self.logits_soft_cap),
             "a sliding window": self.sliding_window != -1,
             f"a cache of {self.kv_cache_dtype}": self.is_fp8_kv_cache,
             # Engines that take it over read it as vLLM stores it.
@@ -112,7 +110,14 @@ class CertkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
         if attn_metadata.dynamic_causal is not None:
             raise CertkError("causality by request is not certified: unset CERTK_VLLM_EPS")
         eps, causal = budget() or 0.0, bool(attn_metadata.causal)
-        run = partial(attention, eps=eps, scale=self.scale, causal=causal, sinks=self.sinks)
+        run = partial(
+            attention,
+            eps=eps,
+            scale=self.scale,
+            causal=causal,
+            sinks=self.sinks,
+            soft_cap=self.logits_soft_cap or None,
+        )
         starts, lengths = attn_metadata.query_start_loc.numpy(), attn_metadata.seq_lens.numpy()
         counts, out = np.diff(starts), output.view(len(output), *query.shape[1:])
         # Steps of decoding go together, each part of a prompt by itself.
@@ -122,8 +127,15 @@ class CertkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
             at = torch.from_numpy(starts[requests, None] + np.arange(m)).long()
             table = attn_metadata.block_table.numpy()[requests]
             k, v = (PagedRows(half, table, n) for half in _halves(kv_cache))
+            bias = None
+            if self.alibi_slopes is not None:
+                # Another constant for each row would change nothing.
+                slopes = np.asarray(self.alibi_slopes, np.float32)[:, None, None]
+                bias = slopes * np.arange(n.max(), dtype=np.float32)
             with _native.OpenMpTeam():
-                result = run(query[at].transpose(1, 2), k, v, threads=torch.get_num_threads())
+                result = run(
+                    query[at].transpose(1, 2), k, v, bias=bias, threads=torch.get_num_threads()
+                )
             out[at] = result.out.transpose(1, 2)
             seen = n[:, None] - (np.arange(m)[::-1] if causal else 0)
             record(str(layer.layer_name), requests, seen[:, None], result, eps)
