@@ -82,7 +82,7 @@ test-fast: $(VENV)/.fast
 	@echo '== Python tests of the core'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(FAST)
 
-test-heavy: $(VENV)/.dev $(OLDER)/.dev
+test-heavy: $(VENV)/.dev $(VENV)/.bench $(OLDER)/.dev
 	@echo '== Rust tests that are ignored otherwise'
 	$(RUST_TESTS) --lib --tests -- --ignored
 	@echo '== Python tests that are marked heavy'
