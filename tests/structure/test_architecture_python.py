@@ -31,7 +31,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"", "_cli", "errors"},
     "_cli": {
-        *{"", "_display", "_files", "_jobs", "transformers", "audit"},
+        *{"", "_display", "_files", "_foreign", "_jobs", "transformers", "audit"},
         *{"results", "errors", *SUBJECTS},
     },
     # Pruning scores keys where they are, as jobs do; a recorder is shown.
@@ -71,6 +71,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "audit": {"_audit", "_files", "errors"},
     "_audit": {"_files", "errors"},
     "_files": {"errors"},
+    "_foreign": {"_files", "errors"},
     # Everything stands on these, so they stand on nothing.
     "errors": set(),
     "_ragged": set(),

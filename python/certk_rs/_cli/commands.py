@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Caches": {
         "capture": "Write queries, keys and values of a local model over a text.",
+        "import": "Make a cache file of what another program has stored.",
         "inspect": "Show what files hold: tensors, layers, and what prune would do.",
         "analyze": "Tell whether pruning caches is worth it, and what heads need.",
         "prune": "Prune saved KV caches, with certificates.",

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from importlib import import_module
+from keyword import iskeyword
 from typing import Annotated, Any
 
 import typer
@@ -97,8 +98,10 @@ class Commands(Mapping[str, Any]):
 @cache
 def _command(name: str) -> Any:
     """Return a command as Typer has it; when it is called, it returns a `Job`."""
-    module = import_module(f".{name}", __package__)
-    function: Callable[..., int] = getattr(module, name)
+    # No function can be named import.
+    own = f"{name}_" if iskeyword(name) else name
+    module = import_module(f".{own}", __package__)
+    function: Callable[..., int] = getattr(module, own)
     taken = parameters(function, getattr(module, "OPTIONS", {}))
     quiet_for_all = "quiet" not in inspect.signature(function).parameters
 
