@@ -149,7 +149,8 @@ def ask(*arguments, **environment):
         main()
     except SystemExit:
         pass
-    own = [name for name in BRIEF if {f"certk_rs._cli.{name}{end}" for end in ("", "_")} & {*sys.modules}]
+    files = {name: f"{name}_" if name == "import" else name for name in BRIEF}
+    own = [name for name, file in files.items() if f"certk_rs._cli.{file}" in sys.modules]
     slow = {"numpy", "rich"} & {name.partition(".")[0] for name in sys.modules}
     print(json.dumps([arguments, own, "typer" in sys.modules, sorted(slow)]), file=sys.stderr)
 

@@ -222,7 +222,7 @@ def _held_out(claims: Claims, certificate: Certificate) -> Found:
     if not _ascending(claims.held_out, m):
         yield "held_out", f"not ascending queries from 0 to {m - 1}"
         return
-    most = min(math.ceil(Fraction(repr(certificate.options.holdout)) * m), m - 1)
+    most = min(math.ceil(Fraction(repr(certificate.options.holdout)) * m), max(0, m - 1))
     if len(claims.held_out) > most:
         yield "held_out", f"{len(claims.held_out)} of {m} queries, holdout allows {most}"
     rows, left = claims.layer.heads * m, claims.left_out

@@ -150,10 +150,14 @@ class OutputJob:
         result.unchecked = unknown_without_input(options)
         forms = certificate.input_forms
         try:
-            layers = layout("inputs", forms, Names(certificate.names), options.layout)
+            layers = layout(
+                "inputs", forms, Names(certificate.names), options.layout, certificate.queries
+            )
         except CertkError as error:
             note(CERTIFICATE, f"cannot be of a prune job: {error}")
             return []
+        if not any(layer.m for layer in layers):
+            result.warnings += ("its input has no queries: no row was judged",)
         if (complaint := budgets_complaint(certificate, layers)) is not None:
             note(CERTIFICATE, complaint)
             return []
@@ -293,9 +297,10 @@ class OutputJob:
             return []
         sampled = self.sample is not None
         self.result.unchecked = unknown_by_a_sample(certificate.options) if sampled else ()
-        if layers and certificate.options.proof != "full":
+        judged = any(claims.layer.m for claims in layers)
+        if judged and certificate.options.proof != "full":
             self.result.rows_over_budget, self._recount = 0, True
-        if layers and certificate.options.proof == "none":
+        if judged and certificate.options.proof == "none":
             self.result.worst_tail_mass = 0.0
         chosen = None if self.sample is None else self._draw(layers, certificate)
         work: list[Callable[[], Verdict]] = []
@@ -440,7 +445,7 @@ def _check_layout(
 def _doubt(forms: Mapping[str, Form], names: Names, order: str | None) -> str | None:
     """Return why shapes cannot be read in this order of axes; None if they can."""
     try:
-        layout("its input", forms, names, order)
+        layout("its input", forms, names, order, "any")
     except CertkError as error:
         return str(error)
     return None

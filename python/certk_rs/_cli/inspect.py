@@ -70,6 +70,8 @@ def _show_cache(path: str, cache: dict[str, Any]) -> None:
     offset = cache["causal_offset"]
     seen = "every query sees every key" if offset is None else f"query i sees keys <= i + {offset}"
     say(f"  a cache: {len(cache['layers'])} layers, named {cache['names']}")
+    if not any(layer["queries"] for layer in cache["layers"]):
+        seen = "it has no queries, of which prune could promise anything"
     say(f"  layout {cache['layout']}, {_AXES[cache['layout']]}; {seen}")
     sets = sum(layer["kv_heads"] for layer in cache["layers"])
     keys = sum(layer["kv_heads"] * layer["keys"] for layer in cache["layers"])

@@ -28,7 +28,7 @@ OPTIONS = {
 PANELS = {
     "How small": ("eps", "size", "size_bytes", "out_tol", "hot", "max_keep", "coverage"),
     "Sets": ("granularity", "keep_first", "keep_last", "block_size", "holdout", "effort"),
-    "Inputs": ("names", "layout", "recursive"),
+    "Inputs": ("names", "layout", "queries", "recursive"),
     "Outputs": ("out", "proof", "rest", "key_bits", "value_bits", "skip_existing", "force"),
     "The job": ("dry_run", "resume", "fail_fast", "strict", "jobs", "threads", "unit", "shard",
                 "engine", "address", "as_json"),
@@ -66,7 +66,7 @@ def prune(
     from .._jobs.request import TARGETS, Request
     from .prune_report import Shown, show_summary
 
-    if all(asked[name] is None for name in TARGETS):
+    if asked["queries"] == "file" and all(asked[name] is None for name in TARGETS):
         raise CertkError("how small? Give --eps, or --size, --bytes or --out-tol instead")
     request = Request.of(**asked)
     if skip_existing and force:

@@ -52,13 +52,17 @@ class Shown:
 def _kept(report: FileReport) -> str:
     count = report.count
     share = f"{100 * count.kept / count.total:.1f} %"
-    if report.worst_at_least is None:  # or the bounds are those of another budget
+    if (
+        report.worst_at_least is None and count.lower_bound is not None
+    ):  # or the bounds are those of another budget
         share += f"; at least {count.lower_bound} are needed"
     return f"{report.target}: kept {count.kept} of {count.total} keys ({share})"
 
 
 def _lost(report: FileReport) -> str:
     every = totals(report.layers)
+    if not every["rows"]:
+        return "no query was judged"
     parts = [f"worst tail mass {round_up(every['worst_tail_mass'])} of {every['rows']} rows"]
     if report.worst_at_least is not None:
         parts.append(f"no less than {report.worst_at_least:.6g} is possible with so many keys")

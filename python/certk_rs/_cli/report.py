@@ -126,10 +126,11 @@ def _show(found: dict[str, Any]) -> None:
             say(f"{job['out']}: the job is {job['state']}: certk prune --resume goes on with it")
     if total["outputs"]:
         needed = f"; at least {count(total['lower_bound'])} are needed" if _bounds(total) else ""
+        worst = f"worst tail mass {up(total['worst_tail_mass'])} of {count(total['rows'])} rows"
+        worst = worst if total["rows"] else "no query was judged"
         say(
             f"{count(total['outputs'])} outputs: kept {count(total['kept'])} of "
-            f"{count(total['total'])} keys ({share(total['kept_share'])}{needed}), worst tail mass "
-            f"{up(total['worst_tail_mass'])} of {count(total['rows'])} rows"
+            f"{count(total['total'])} keys ({share(total['kept_share'])}{needed}), {worst}"
         )
         say(
             f"{megabytes(total['cache_bytes'])} of keys and values are "

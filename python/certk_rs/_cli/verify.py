@@ -130,9 +130,12 @@ def _asked_and_kept(output: OutputAudit) -> str:
     asked += [f"{name} = {value}" for name, value in options.items()]
     over, worst = output.rows_over_budget, output.worst_tail_mass
     told = "an unknown number of" if over is None else str(over)
-    text = (
-        f"{', '.join(asked)}: kept {output.kept} of {output.total} keys, {told} of {output.rows} "
-        f"rows over eps, worst tail mass {'not recorded' if worst is None else round_up(worst)}"
+    text = f"{', '.join(asked)}: kept {output.kept} of {output.total} keys, "
+    if not output.rows:
+        return f"{text}no query was judged"
+    text += (
+        f"{told} of {output.rows} rows over eps, "
+        f"worst tail mass {'not recorded' if worst is None else round_up(worst)}"
     )
     if output.held_out:
         lost = "not recorded" if output.violations is None else f"{output.violations} over eps"

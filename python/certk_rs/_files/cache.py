@@ -30,6 +30,7 @@ class Cache:
         path: A safetensors file or the index JSON of a sharded one, a path or a URL.
         pattern: Of the tensor names; None for the known spelling that occurs.
         layout: "hnd", "nhd", or None: (heads, rows, d), and what looks otherwise is an error.
+        queries: "file", or "none" for a cache that has none.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Cache:
         path: Place,
         pattern: str | None = None,
         layout: str | None = None,
+        queries: str = "file",
     ) -> None:
         self.file = open_tensors(path)
         self.path = self.file.path
@@ -44,7 +46,7 @@ class Cache:
         try:
             entries = self.file.header.entries
             self.names = Names(pattern) if pattern is not None else detect(where, entries)
-            self.layers = layers.layout(where, self.file.header.forms, self.names, layout)
+            self.layers = layers.layout(where, self.file.header.forms, self.names, layout, queries)
             self.scales, self.causal_offset = layers.read_metadata(
                 where, self.file.header.metadata, self.layers
             )

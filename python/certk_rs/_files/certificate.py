@@ -128,6 +128,11 @@ class Certificate:
         return forms_of(self.inputs)
 
     @property
+    def queries(self) -> str:
+        """What queries an input may have: with codes "any" number, also none."""
+        return "any" if self.options.rest == "codes" else "file"
+
+    @property
     def output_forms(self) -> dict[str, Form]:
         """Dtype and shape of every tensor of the output, by name."""
         return forms_of(self.outputs)

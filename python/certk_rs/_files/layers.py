@@ -27,6 +27,7 @@ class Layer:
     """One layer of an input: the names and dtypes of its tensors by role, and its sizes.
 
     `layout` is how the tensors are stored: "hnd", (heads, rows, d), or "nhd", (rows, heads, d).
+    Without queries m is 0, and heads are the kv heads.
     """
 
     index: int
@@ -49,7 +50,11 @@ class Layer:
 
 
 def layout(
-    where: str, tensors: Mapping[str, Form], names: Names, layout: str | None = HEAD_MAJOR
+    where: str,
+    tensors: Mapping[str, Form],
+    names: Names,
+    layout: str | None = HEAD_MAJOR,
+    queries: str = "file",
 ) -> tuple[Layer, ...]:
     """Return the layers among `tensors` (name -> dtype, shape), by rising number.
 
@@ -59,10 +64,11 @@ def layout(
         names: The pattern of their names.
         layout: The order of axes of all; None: (heads, rows, d), and shapes that look transposed
             are an error.
+        queries: "file", that each layer has them, "none", that no layer has any, or "any" of both.
 
     Raises:
-        CertkError: A tensor is missing, a layer has no queries, a dtype or shape does not fit, or
-            query heads are not a multiple of the kv heads.
+        CertkError: A tensor is missing, queries are there or not there against `queries`, a dtype
+            or shape does not fit, or query heads are not a multiple of the kv heads.
     """
     if layout not in (None, *LAYOUTS):
         raise CertkError(f"layout is {layout!r}: give hnd, (heads, rows, d), or nhd")
@@ -78,8 +84,12 @@ def layout(
                 )
     if not found:
         raise CertkError(_nothing_found(where, list(tensors), names.pattern))
+    asked = next((each["query"] for each in found.values() if "query" in each), None)
+    if queries == "none" and asked is not None:
+        raise CertkError(f"{where}: tensor {quote(asked)} has queries: leave --queries none out")
+    roles = ROLES[:2] if queries != "file" and asked is None else ROLES
     return tuple(
-        _layer(where, index, found[index], tensors, names, layout) for index in sorted(found)
+        _layer(where, index, found[index], tensors, names, layout, roles) for index in sorted(found)
     )
 
 
@@ -106,6 +116,10 @@ def read_metadata(
         raise CertkError(
             f"{where}: metadata causal_offset {quote(offset)} is not an integer: write for example "
             "str(n - m), or leave it out if every query sees every key"
+        )
+    if offset is not None and not any(layer.m for layer in layers):
+        raise CertkError(
+            f"{where}: metadata causal_offset is of queries, and there are none: remove it"
         )
     return scales, None if offset is None else int(offset)
 
@@ -147,10 +161,14 @@ def _layer(
     tensors: Mapping[str, Form],
     names: Names,
     layout: str | None,
+    roles: Sequence[str],
 ) -> Layer:
-    for role in ROLES:
+    for role in roles:
         if role not in found:
-            kind = {"query": "no queries to certify for: capture them with the keys"}
+            kind = {
+                "query": "no queries to certify for: capture them with the keys, or prune with "
+                "--queries none --rest codes"
+            }
             other = infer(tensors)
             remedy = kind.get(role, "a layer needs key, value and query")
             if other not in (None, names.pattern) and _is_whole(other, tensors, index):
@@ -159,11 +177,15 @@ def _layer(
                 f"{where}: layer {index} has no {role} tensor (names like {names.pattern}): "
                 + remedy
             )
-    stored = {role: tensors[found[role]] for role in ROLES}
-    for role in ROLES:
+    stored = {role: tensors[found[role]] for role in roles}
+    for role in roles:
         _check_form(where, found[role], *stored[role])
     shapes = {role: shape[-3:] for role, (_, shape) in stored.items()}
     order = layout or HEAD_MAJOR
+    if "query" not in shapes:
+        kv_heads, _, d = head_major(shapes["key"], order)
+        shapes["query"] = head_major((kv_heads, 0, d), order)
+        stored["query"] = (stored["key"][0], shapes["query"])
     complaint = misfit(shapes, order)
     if complaint is not None:
         complaint = with_remedy(complaint, shapes, order)

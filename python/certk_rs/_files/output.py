@@ -254,7 +254,9 @@ class OutputReader:
             raise self.wrong(f"its certificate does not hold: {complaint}")
         said, held = self.certificate, file.header.forms
         self.names = Names(said.names)
-        self.layers = layout(str(file.path), said.input_forms, self.names, said.options.layout)
+        self.layers = layout(
+            str(file.path), said.input_forms, self.names, said.options.layout, said.queries
+        )
         self.by_head = said.options.granularity == "head"
         planned: dict[str, Form] = {}
         for layer in self.layers:

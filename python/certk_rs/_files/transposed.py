@@ -59,7 +59,7 @@ def transposition(shapes: Mapping[str, Shape]) -> Complaint | None:
             f"would have more kv heads ({kv_heads}) than keys ({n}), so it looks transposed: give "
             "--layout nhd if it is (rows, heads, d), or --layout hnd if it is right as it is"
         )
-    if heads == n != m:
+    if m and heads == n != m:
         said = f"would have as many heads as there are keys ({n}), so it looks transposed"
         if misfit(shapes, ROW_MAJOR) is None:
             return "query", (

@@ -155,16 +155,45 @@ def choose_layers(
     Raises:
         CertkError: Scores are too large, or layers do not fit together.
     """
-    if ask.options.granularity != "token":
-        return tuple(_by_layer(cache, layer, heads, ask, threads) for layer in layers)
+    token = ask.options.granularity == "token"
     keys = {(layer.n, layer.visible(cache.causal_offset)) for layer in layers}
-    if len(keys) > 1:
+    if token and len(keys) > 1:
         raise CertkError(
             f"{cache.path}: its layers differ in their keys, so that one set of tokens does not "
             "fit all: take granularity layer or head"
         )
+    if not any(layer.m for layer in layers):
+        return tuple(_forced(layer, heads, ask.options) for layer in layers)
+    if not token:
+        return tuple(_by_layer(cache, layer, heads, ask, threads) for layer in layers)
     members = [_member(cache, layer, 0, layer.kv_heads, ask) for layer in layers]
     return tuple(_group(cache, members, ask, threads))
+
+
+def _forced(layer: Layer, heads: tuple[int, int] | None, options: Options) -> LayerRecord:
+    """Return the sets of a layer without queries: forced positions, of which nothing is proven."""
+    first, end = heads or (0, layer.kv_heads)
+    groups = end - first if options.granularity == "head" else 1
+    kept = np.arange(layer.n)
+    kept = kept[(kept < options.keep_first) | (kept >= layer.n - options.keep_last)]
+    none = np.empty(0, np.int64)
+    return LayerRecord(
+        layer=layer,
+        first_head=first,
+        sizes=np.full(groups, len(kept)),
+        eps=np.zeros(groups),
+        lower_bounds=None,
+        violations=None,
+        upper=None,
+        lower=None,
+        worst=None,
+        over=None,
+        weight_rows=none,
+        weights=np.empty(0, np.float32),
+        left_out=none,
+        held_out=none,
+        indices=np.tile(kept, groups),
+    )
 
 
 def _by_layer(

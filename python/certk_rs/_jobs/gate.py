@@ -291,6 +291,14 @@ def _of_output(found: OutputAudit) -> Numbers:
     # Without a promise. Only a full proof counts them among its rows.
     beside = found.left_out + found.held_out
     rows = found.rows + (0 if found.options.proof == "full" else beside)
+    if not rows:
+        nothing = "is not proven of any query: the input has none"
+        return {
+            "tv": nothing,
+            "error": nothing,
+            "keys": found.kept / found.total,
+            "unproven": nothing,
+        }
     unproven: float | str = _NO_MASSES if over is None else (over + beside) / rows
     if over is None and found.worst_tail_mass is not None:
         unproven = "is not recorded, but rows are over budget: prune with --proof full"

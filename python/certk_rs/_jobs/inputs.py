@@ -48,11 +48,12 @@ class Input:
     layout: str | None
     identity: tuple[Any, ...]
     headers: tuple[str, ...]
+    queries: str = "file"
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Cache]:
         """Open it to be read; a `CertkError` if it has changed since it was planned."""
-        with Cache(self.location, self.names, self.layout) as cache:
+        with Cache(self.location, self.names, self.layout, self.queries) as cache:
             cache.file.check_unchanged(self.identity)
             # A header can be another one of the same size and time.
             if tuple(cache.file.header_sha256s()) != self.headers:

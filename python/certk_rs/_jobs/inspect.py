@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from .._files.cache import Cache
@@ -29,7 +30,7 @@ from .._files.certificate import Certificate, read_certificate
 from .._files.layers import Layer, layout
 from .._files.location import Location
 from .._files.masses import Budgets
-from .._files.names import Names, infer
+from .._files.names import ROLES, Names, infer
 from .._files.safetensors import ITEMSIZE
 from .._files.sharded import ShardedFile, open_tensors
 from .._files.tensor_file import SafetensorsFile
@@ -114,12 +115,15 @@ def _cache(
     """Read the file as a cache, by options of our own if need be; or say why it is none."""
     inferred = infer(held) if names is None else None
     complaint = None
-    for order in (layout,) if layout is not None else (None, ROW_MAJOR):
-        for pattern in (names, inferred) if inferred is not None else (names,):
+    orders = (layout,) if layout is not None else (None, ROW_MAJOR)
+    patterns = (names, inferred) if inferred is not None else (names,)
+    for queries in ("file", "none"):
+        for order, pattern in product(orders, patterns):
             try:
-                with Cache(location, pattern, order) as cache:
+                with Cache(location, pattern, order, queries) as cache:
                     needs = [] if pattern == names else [f"--names {pattern!r}"]
                     needs += [] if order == layout else [f"--layout {order}"]
+                    needs += [] if queries == "file" else ["--queries none --rest codes"]
                     return {
                         "names": cache.names.pattern,
                         "layout": cache.layers[0].layout,
@@ -134,7 +138,8 @@ def _cache(
 
 
 def _layer(cache: Cache, layer: Layer) -> Facts:
-    forms = [cache.file.header.entries[layer.names[role]] for role in ("key", "value", "query")]
+    roles = [role for role in ROLES if role in layer.names]
+    forms = [cache.file.header.entries[layer.names[role]] for role in roles]
     group = layer.heads // layer.kv_heads
     return {
         "layer": layer.index,
@@ -201,7 +206,7 @@ def _output(file: SafetensorsFile) -> Facts | None:
 def _layers_of(said: Certificate) -> tuple[Layer, ...]:
     tensors = {name: (facts.dtype, facts.shape) for name, facts in said.inputs.items()}
     order = getattr(said.options, "layout", None) or getattr(said, "layout", None)
-    return layout("inputs", tensors, Names(said.names), order or HEAD_MAJOR)
+    return layout("inputs", tensors, Names(said.names), order or HEAD_MAJOR, said.queries)
 
 
 def _one_or_all(budgets: Budgets) -> float | dict[str, list[float]]:

@@ -87,7 +87,7 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
 
     Raises `CertkError` or `OSError` for what is wrong with it.
     """
-    with Cache(source.location, request.names, request.layout) as cache:
+    with Cache(source.location, request.names, request.layout, request.queries) as cache:
         layers = tuple(cache.layers)
         for layer in layers:
             _check_forced(source, layer, request, cache.causal_offset)
@@ -105,6 +105,7 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
                 layers[0].layout,
                 cache.file.identity,
                 tuple(cache.file.header_sha256s()),
+                request.queries,
             ),
             options=Options(),
             input_bytes=sum(_bytes(entry) for entry in entries.values()),
@@ -114,11 +115,20 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
             others=tuple(cache.others),
             tensors=tuple(entries),
             causal_offset=cache.causal_offset,
-            warnings=tuple(cache.warnings),
+            warnings=(*cache.warnings, *_no_promise(source, request)),
             scales=cache.scales,
             changed=changed_at(source),
         )
         return replace(task, options=_options(task))
+
+
+def _no_promise(source: Source, request: Request) -> list[str]:
+    if request.queries == "file":
+        return []
+    return [
+        f"{source.location}: has no queries, so nothing is promised of any: codes prove what each "
+        "later query loses"
+    ]
 
 
 def _bytes(entry: Any) -> int:
@@ -155,7 +165,7 @@ def _options(task: FileTask) -> Options:
         narrow = any(layer.dtypes["key"] != "F32" for layer in task.layers)
         key_bits = request.key_bits or (12 if narrow else 16)
         options = replace(options, key_bits=key_bits, value_bits=request.value_bits or 8)
-    proof = request.proof
+    proof = "none" if request.queries == "none" else request.proof
     if proof == "auto":
         sizes = proof_bytes(task.layers, options, "F32")
         proof = "full" if sizes["full"] <= FULL_PROOF * task.cache_bytes else "compact"

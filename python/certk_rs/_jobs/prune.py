@@ -58,6 +58,7 @@ def prune(
     effort: str = "default",
     names: str | None = None,
     layout: str | None = None,
+    queries: str = "file",
     recursive: bool = False,
     resume: bool = False,
     existing: str = "refuse",
@@ -73,7 +74,8 @@ def prune(
 ) -> JobResult:
     """Make saved KV caches smaller, with a certificate of what was lost in every output.
 
-    Exactly one of `eps`, `size`, `size_bytes` and `out_tol` says how much smaller. The promise
+    Exactly one of `eps`, `size`, `size_bytes` and `out_tol` says how much smaller, but without
+    queries. The promise
     covers the queries in the files, but for those that `coverage` leaves out; docs/files.md says
     what is in an output, docs/prune.md how a job behaves. No output replaces an input.
 
@@ -114,6 +116,8 @@ def prune(
             `certk_rs.keep_set`.
         names: Pattern of the tensor names, None to find out; see docs/files.md.
         layout: Order of the axes, "hnd" (heads, n, d) or "nhd"; None: hnd, with doubts an error.
+        queries: "file", or with `rest` "codes" "none" for caches without queries: no target is
+            given, sets are what `keep_first` and `keep_last` say, and nothing is promised.
         recursive: Whether directories within directories are searched.
         resume: Go on with a job that was interrupted, after a check of what is there.
         existing: What to do about outputs that exist: "refuse" the job, "skip" or "replace" them.

@@ -427,9 +427,9 @@ def _filled(
     if noted is None:
         return found
     changes: dict[str, Any] = {}
-    if found.lower_bound is None:
+    if found.lower_bound is None and noted.lower_bound is not None:
         changes["lower_bound"] = noted.lower_bound
-    if found.worst_tail_mass is None:
+    if found.worst_tail_mass is None and noted.worst_tail_mass is not None:
         changes["worst_tail_mass"] = noted.worst_tail_mass
     within = noted.worst_tail_mass is not None and noted.worst_tail_mass <= found.eps
     if found.rows_over_budget is None and within:

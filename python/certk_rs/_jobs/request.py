@@ -318,9 +318,16 @@ class Request:
         choices=("hnd", "nhd"),
     )
 
+    queries: str = _option(
+        "file",
+        said="file, or with --rest codes none: sets are what --keep-first and --keep-last say, and "
+        "nothing is promised.",
+        choices=("file", "none"),
+    )
+
     def __post_init__(self) -> None:
         given = [name for name in TARGETS if getattr(self, name) is not None]
-        if len(given) != 1:
+        if self.queries == "file" and len(given) != 1:
             what = " and ".join(given) or "nothing"
             raise CertkError(
                 f"the target is {what}: give exactly one of eps, size, size_bytes and out_tol"
@@ -332,10 +339,12 @@ class Request:
         self._check_combination()
 
     def _check_combination(self) -> None:
+        if self.queries == "none":
+            self._check_without_queries()
         if self.rest != "codes" and (self.key_bits or self.value_bits):
             raise CertkError("key_bits and value_bits are those of codes: give rest codes")
         sized = "size" if self.size is not None else "size_bytes"
-        if self.eps is None and self.out_tol is None:
+        if self.size is not None or self.size_bytes is not None:
             if self.max_keep is not None:
                 raise CertkError(f"max_keep and {sized} both limit the keys: leave one out")
             if self.coverage < 1:
@@ -346,6 +355,23 @@ class Request:
             raise CertkError("out_tol is of one layer's output: take granularity head or layer")
         if self.hot is not None:
             self._check_hot()
+
+    def _check_without_queries(self) -> None:
+        """Refuse what only queries can choose or prove."""
+        if self.rest != "codes":
+            raise CertkError(
+                "queries none goes with rest codes: without queries nothing can be proven of what "
+                "is dropped"
+            )
+        free = {"rest", "key_bits", "value_bits", "keep_first", "keep_last", "granularity"}
+        free |= {"names", "layout", "queries", "effort"}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in free and value not in (each.default, "none"):
+                raise CertkError(
+                    f"queries none and {each.name} exclude each other: there is no query to choose "
+                    "or to prove by; leave one out"
+                )
 
     def _check_hot(self) -> None:
         """Refuse a hot set, which promises nothing by itself, without what makes it a promise."""
@@ -379,7 +405,7 @@ class Request:
 
         Of other rows codes know enough. Blocks and tokens are chosen for the worst row.
         """
-        sized = self.eps is None and self.out_tol is None
+        sized = self.size is not None or self.size_bytes is not None
         return (
             sized and self.rest == "codes" and self.granularity != "token" and self.block_size == 1
         )

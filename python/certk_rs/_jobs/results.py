@@ -269,17 +269,18 @@ class JobResult(Shown):
     def _facts(self) -> Iterator[tuple[str, str]]:
         sums = Sums.of(one for _, one in self._sets())
         kept, total = sums.kept, sums.total
-        yield (
-            "kept",
-            f"{kept} of {total} keys ({percent(kept, total)}); proven minimum >= "
-            f"{sums.lower_bound}, gap <= {sums.gap}",
-        )
-        worst = rounded(sums.worst_tail_mass or 0.0, ROUND_CEILING)
-        yield (
-            "tail mass",
-            f"at most {worst} in {sums.rows} promised rows, {sums.rows_over_budget} of them over "
-            "eps",
-        )
+        share = f"{kept} of {total} keys ({percent(kept, total)})"
+        if sums.rows:
+            yield "kept", f"{share}; proven minimum >= {sums.lower_bound}, gap <= {sums.gap}"
+            worst = rounded(sums.worst_tail_mass or 0.0, ROUND_CEILING)
+            yield (
+                "tail mass",
+                f"at most {worst} in {sums.rows} promised rows, {sums.rows_over_budget} of them "
+                "over eps",
+            )
+        else:
+            yield "kept", share
+            yield "tail mass", "of no query: there was none to judge"
         if sums.held_out_queries:
             yield (
                 "trial",
