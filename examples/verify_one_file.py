@@ -210,10 +210,10 @@ class Layer:
             need(given.entries[name]["dtype"] in ("F32", "F16", "BF16"), "no dtype of a cache")
             need(len(shape) == 3 or (len(shape) == 4 and shape[0] == 1), "no shape of a cache")
             shapes[role] = shape[-3:] if o["layout"] == "hnd" else [shape[-2], shape[-3], shape[-1]]
-        (self.kv_heads, self.n, self.d), (self.heads, self.m, d) = shapes["key"], shapes["query"]
-        need(
-            shapes["value"] == shapes["key"] and d == self.d and 0 not in shapes["query"], "shapes"
-        )
+        self.kv_heads, self.n, self.d = shapes["key"]
+        self.heads, self.m, d = shapes.get("query", [self.kv_heads, 0, self.d])
+        need(shapes["value"] == shapes["key"] and d == self.d and (self.m or len(names) == 2), "m")
+        need(self.heads > 0, "no shapes of a cache")
         need(0 not in shapes["key"] and self.heads % self.kv_heads == 0, "no shapes of a cache")
         need(self.n < 2**32 and self.d <= 2**20, "sizes beyond what is covered")
         for name in names.values():
@@ -317,7 +317,7 @@ class Layer:
         ascending(self.held, m, "held_out")
         ascending(left, self.heads * m, "left_out")
         most = math.ceil(Fraction(repr(o["holdout"])) * m)
-        need(len(self.held) <= min(most, m - 1), "more queries are held out than holdout allows")
+        need(len(self.held) <= max(0, min(most, m - 1)), "more queries are held out than holdout allows")
         self.left = np.zeros((self.heads, m), bool)
         self.left.reshape(-1)[left] = True
         need(not self.left[:, self.held].any(), "a row is held out and left out")
@@ -407,12 +407,17 @@ def find_layers(body: dict, given: File, out: File, layout: str | None) -> list[
             need(role not in found.setdefault(index, {}), "two tensors for one role")
             found[index][role] = name
     need(found, "the input has no layers")
+    wanted = {"key", "value", "query"}
+    if "key_bits" in body["options"] and not any("query" in roles for roles in found.values()):
+        wanted = {"key", "value"}  # of no query is anything promised
+        need("causal_offset" not in given.metadata, "an offset of queries that are not there")
     for index, roles in found.items():
-        need(set(roles) == {"key", "value", "query"}, f"layer {index} has not the three tensors")
+        need(set(roles) == wanted, f"layer {index} has not its tensors")
     shapes = [
-        [given.entries[roles[role]]["shape"][-3:] for role in ("key", "value", "query")]
+        [given.entries[roles.get(role, roles["key"])]["shape"][-3:]
+         for role in ("key", "value", "query")]
         for roles in found.values()
-    ]
+    ]  # fmt: skip
     need(all(len(shape) == 3 and 0 not in shape for each in shapes for shape in each), "shapes")
     layout = layout or layout_of(shapes)
     need(body["options"]["layout"] == layout, f"the input is stored as {layout}")
@@ -456,9 +461,9 @@ def check_group(body: dict, group: int, layers: list[Layer], eps: float, bound_e
     first_units = -(-min(o["keep_first"], visible) // size)
     free = (np.arange(units) >= first_units) & ~np.isin(np.arange(units), last)
     mixture, budget, least, rows, left = np.zeros(units), 0.0, int((~free).sum()), 0, 0
-    heaviest = max(layer.weights.max() for layer in layers) or 1.0
+    heaviest = max(layer.weights.max(initial=0) for layer in layers) or 1.0
     for layer in layers:
-        per = layer.heads // layer.groups
+        per = layer.heads // layer.groups if layer.m else 0
         for head in range(group * per, (group + 1) * per):
             rows += layer.m - len(layer.held)
             left += int(layer.left[head].sum())

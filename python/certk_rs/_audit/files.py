@@ -340,7 +340,7 @@ class OutputJob:
         result.confirmed_lower_bounds += int(verdict.proved)
         if self._recount:
             result.rows_over_budget = (result.rows_over_budget or 0) + verdict.over
-        if result.options is not None and result.options.proof == "none":
+        if result.options is not None and result.options.proof == "none" and result.rows:
             result.worst_tail_mass = max(result.worst_tail_mass or 0.0, verdict.worst)
         if verdict.proof is not None:
             token = result.options is not None and result.options.granularity == "token"

@@ -129,7 +129,7 @@ class Certificate:
 
     @property
     def queries(self) -> str:
-        """What queries an input may have: with codes "any" number, also none."""
+        """Queries of the input, as `layout` takes them: with codes there may be none."""
         return "any" if self.options.rest == "codes" else "file"
 
     @property
