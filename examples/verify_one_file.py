@@ -317,7 +317,10 @@ class Layer:
         ascending(self.held, m, "held_out")
         ascending(left, self.heads * m, "left_out")
         most = math.ceil(Fraction(repr(o["holdout"])) * m)
-        need(len(self.held) <= max(0, min(most, m - 1)), "more queries are held out than holdout allows")
+        need(
+            len(self.held) <= max(0, min(most, m - 1)),
+            "more queries are held out than holdout allows",
+        )
         self.left = np.zeros((self.heads, m), bool)
         self.left.reshape(-1)[left] = True
         need(not self.left[:, self.held].any(), "a row is held out and left out")

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from certk_rs import CertkError
-from certk_rs._foreign.convert import FORMATS, import_cache
+from certk_rs import CertkError, prune
+from certk_rs._foreign.convert import FORMATS, export_cache, import_cache
 from certk_rs._foreign.source import Given
 from certk_rs.cli import main
 from make_foreign import KV_HEADS, LAYERS, TOKENS, D, first_layer, numbers
+from repository import EXAMPLE
 
 HERE = Path(__file__).parent / "foreign"
 SHAPE = {"layers": LAYERS, "kv_heads": KV_HEADS, "head_dim": D}
@@ -349,3 +350,52 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -
     found = json.loads(capsys.readouterr().out)
     assert found["layers"]["1"] == {"dtype": "BF16", "shape": [2, 7, 4]}
     assert found["about"]["mlx.model"] == "tiny"
+
+
+def test_export_to_mlx(tmp_path: Path, capsys: Any) -> None:
+    """What comes back is what was there; mlx-lm reads it (make_foreign.py export)."""
+    cache, out, back = (tmp_path / name for name in ("c", "mlx", "back"))
+    import_cache("mlx", HERE / "mlx_kv.safetensors", cache, Given())
+    assert export_cache("mlx", cache, out) == (LAYERS, 7)
+    import_cache("mlx", out, back, Given())
+    assert {k: v.tolist() for k, v in widened(cache).items()} == {
+        k: v.tolist() for k, v in widened(back).items()
+    }
+    ours, theirs = (
+        json.loads(p.read_bytes()[8 : 8 + int.from_bytes(p.read_bytes()[:8], "little")])
+        for p in (out, HERE / "mlx_kv.safetensors")
+    )
+    about, known = ours.pop("__metadata__"), theirs.pop("__metadata__")
+    own = ("0.source", "0.model")
+    assert {k: v for k, v in about.items() if k not in own} == {
+        k: v for k, v in known.items() if k not in own
+    }
+    # Theirs has room behind the tokens.
+    assert {k: (v["dtype"], len(v["shape"])) for k, v in ours.items()} == {
+        k: (v["dtype"], len(v["shape"])) for k, v in theirs.items()
+    }
+    with pytest.raises(CertkError, match="exists already"):
+        export_cache("mlx", cache, out)
+    with pytest.raises(CertkError, match="give mlx"):
+        export_cache("vllm", cache, tmp_path / "no")
+    prune(cache, tmp_path / "out", queries="none", rest="codes")
+    with pytest.raises(CertkError, match="output of certk prune"):
+        export_cache("mlx", tmp_path / "out" / "c", tmp_path / "no")
+    held = numbers(5)
+    arrays = {
+        f"layers.{2 * i}.{r}": held[i, k] for i in range(2) for k, r in enumerate(("key", "value"))
+    }
+    save_file(arrays, tmp_path / "gap")
+    with pytest.raises(CertkError, match="not 0 to 1"):
+        export_cache("mlx", tmp_path / "gap", tmp_path / "no")
+    arrays = {
+        f"layers.{i}.{r}": held[i, k][:, i:]
+        for i in range(2)
+        for k, r in enumerate(("key", "value"))
+    }
+    save_file({k: v.copy() for k, v in arrays.items()}, tmp_path / "short")
+    with pytest.raises(CertkError, match="4 to 5 keys"):
+        export_cache("mlx", tmp_path / "short", tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+    assert main(["export", "mlx", str(EXAMPLE), "-o", str(tmp_path / "x"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "mlx"

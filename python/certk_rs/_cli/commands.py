@@ -13,6 +13,7 @@ GROUPS = {
     "Caches": {
         "capture": "Write queries, keys and values of a local model over a text.",
         "import": "Make a cache file of what another program has stored.",
+        "export": "Write a cache file as another program stores it.",
         "inspect": "Show what files hold: tensors, layers, and what prune would do.",
         "analyze": "Tell whether pruning caches is worth it, and what heads need.",
         "prune": "Prune saved KV caches, with certificates.",

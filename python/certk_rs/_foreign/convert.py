@@ -1,4 +1,4 @@
-"""The import of other programs' caches: one sequence becomes a cache file without queries."""
+"""Other programs' caches as cache files without queries, and the way back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .._files.cache import Cache
 from .._files.location import Location, Place, locate
 from .._files.new_file import new_file
 from .._files.safetensors import canonical
+from .._files.sharded import open_tensors
 from .._files.values import FiniteCheck
 from ..errors import CertkError
 from . import hicache, llama, lmcache, mlx, vllm
@@ -21,6 +23,9 @@ FORMATS: dict[str, Callable[[Location, Given], Foreign]] = {
     "mlx": mlx.read,
     "vllm": vllm.read,
 }
+
+# Chunks, pages and folders have names that are hashes of tokens, which a cache file does not hold.
+WRITERS = {"mlx": mlx.write}
 
 
 def import_cache(form: str, place: Place, out: Place, given: Given) -> Foreign:
@@ -54,6 +59,26 @@ def import_cache(form: str, place: Place, out: Place, given: Given) -> Foreign:
                 file.write_at(len(header.raw) + entry.start, data.data)
         file.commit()
     return source
+
+
+def export_cache(
+    form: str, place: Place, out: Place, names: str | None = None, layout: str | None = None
+) -> tuple[int, int]:
+    """Write a cache file as another program stores it; return its layers and keys.
+
+    Raises:
+        CertkError: The form is not written, or the file is no cache: outputs of prune are none,
+            since other programs count positions by the keys that they hold.
+        OSError: The system refuses.
+    """
+    if form not in WRITERS:
+        raise CertkError(f"format is {form!r}: give {', '.join(WRITERS)}, the one that is written")
+    with open_tensors(place) as file:
+        if "certk" in file.header.metadata:
+            raise CertkError(f"{place}: is an output of certk prune: give its input")
+    with Cache(place, names, layout, "any") as cache:
+        WRITERS[form](cache, locate(out))
+        return len(cache.layers), cache.layers[0].n
 
 
 def _check_finite(bad: int | None, where: str, shape: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Prompt caches of mlx-lm, as `save_prompt_cache` writes them.
+"""Prompt caches of mlx-lm, as `save_prompt_cache` writes them, read and written.
 
 A safetensors file with `{layer}.0` for keys and `{layer}.1` for values, (1, kv_heads, room, d). The
 classes of the layers are in the metadata. From mlx-lm 0.32 on there is room behind the tokens, and
@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from .._files.cache import Cache
 from .._files.layers import DTYPES
 from .._files.location import Location
-from .._files.safetensors import Form
+from .._files.new_file import new_file
+from .._files.safetensors import Form, canonical
 from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
 from .source import Foreign, Given
 
 _TAKEN = ("KVCache", "ConcatenateKVCache")
+_ROLES = ("key", "value")
 _MOST_LAYERS = 1 << 16
 
 
@@ -93,3 +97,44 @@ def _form(file: SafetensorsFile, layer: int) -> Form:
             )
         n = tokens
     return key.dtype, (kv_heads, n, d)
+
+
+def write(cache: Cache, out: Location) -> None:
+    """Write all keys and values of a cache as a prompt cache; memory holds one tensor.
+
+    Raises:
+        CertkError: Layers are missing or differ in their keys, or the output is there.
+    """
+    layers = cache.layers
+    if [layer.index for layer in layers] != list(range(len(layers))):
+        raise CertkError(
+            f"{cache.path}: its layers are not 0 to {len(layers) - 1}: give a whole cache"
+        )
+    lengths = sorted({layer.n for layer in layers})
+    if len(lengths) > 1:
+        raise CertkError(
+            f"{cache.path}: layers have {lengths[0]} to {lengths[-1]} keys: mlx-lm has one length"
+        )
+    tensors: dict[str, Form] = {}
+    about = {"0.source": "certk", "2.0": ""}
+    for layer in layers:
+        shape = (1, layer.kv_heads, layer.n, layer.d)
+        i = layer.index
+        tensors |= {f"{i}.{k}": (layer.dtypes[role], shape) for k, role in enumerate(_ROLES)}
+        tensors[f"{i}.2"] = ("I32", ())
+        # The third is a number and no array, which the file has to say.
+        about |= {f"1.{i}": "KVCache", f"2.{i + 1}.0": f"{i}.2", f"2.{i + 1}.1": "scalar"}
+    header = canonical(tensors, about)
+    with new_file(out) as file:
+        file.write_at(0, header.raw)
+
+        def put(name: str, array: NDArray[Any]) -> None:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            file.write_at(len(header.raw) + header.entries[name].start, data)
+
+        for layer in layers:
+            for k, role in enumerate(_ROLES):
+                put(f"{layer.index}.{k}", cache.read(layer, role))
+            put(f"{layer.index}.2", np.array([layer.n], "<i4"))
+        cache.file.check_unchanged(cache.file.identity)
+        file.commit()
