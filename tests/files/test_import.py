@@ -353,7 +353,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -
 
 
 def test_export_to_mlx(tmp_path: Path, capsys: Any) -> None:
-    """What comes back is what was there; mlx-lm reads it (make_foreign.py export)."""
+    """An exported cache comes back as it was, in the form that mlx-lm 0.32 writes."""
     cache, out, back = (tmp_path / name for name in ("c", "mlx", "back"))
     import_cache("mlx", HERE / "mlx_kv.safetensors", cache, Given())
     assert export_cache("mlx", cache, out) == (LAYERS, 7)
@@ -382,18 +382,12 @@ def test_export_to_mlx(tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(CertkError, match="output of certk prune"):
         export_cache("mlx", tmp_path / "out" / "c", tmp_path / "no")
     held = numbers(5)
-    arrays = {
-        f"layers.{2 * i}.{r}": held[i, k] for i in range(2) for k, r in enumerate(("key", "value"))
-    }
-    save_file(arrays, tmp_path / "gap")
+    roles = [(i, k, role) for i in range(2) for k, role in enumerate(("key", "value"))]
+    save_file({f"layers.{2 * i}.{role}": held[i, k] for i, k, role in roles}, tmp_path / "gap")
     with pytest.raises(CertkError, match="not 0 to 1"):
         export_cache("mlx", tmp_path / "gap", tmp_path / "no")
-    arrays = {
-        f"layers.{i}.{r}": held[i, k][:, i:]
-        for i in range(2)
-        for k, r in enumerate(("key", "value"))
-    }
-    save_file({k: v.copy() for k, v in arrays.items()}, tmp_path / "short")
+    arrays = {f"layers.{i}.{role}": held[i, k][:, i:].copy() for i, k, role in roles}
+    save_file(arrays, tmp_path / "short")
     with pytest.raises(CertkError, match="4 to 5 keys"):
         export_cache("mlx", tmp_path / "short", tmp_path / "no")
     assert not (tmp_path / "no").exists()

@@ -97,6 +97,16 @@ def _vllm() -> dict[str, Any]:
     return {"LLM": lambda model, **_: engine, "model": "model", "prompts": []}
 
 
+def _import() -> dict[str, Any]:
+    pytest.importorskip("torch")
+    foreign = ROOT / "tests" / "files" / "foreign"
+    shutil.copy(foreign / "mlx_kv.safetensors", "prompt.safetensors")
+    shutil.copytree(foreign / "lmcache_disk", "chunks")
+    names = sorted((file.name for file in Path("chunks").iterdir()), reverse=True)
+    Path("order.txt").write_text("\n".join(names))
+    return {}
+
+
 # What a page takes for given: files in the folder it runs in, and names.
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": _readme,
@@ -105,6 +115,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/start.md": _transformers,
     "docs/transformers.md": _transformers,
     "docs/howto/gate.md": _gate,
+    "docs/howto/import.md": _import,
     "docs/howto/lmcache.md": _lmcache,
     "docs/howto/prune-directory.md": _caches,
     "docs/howto/quantised.md": _cache,
