@@ -83,6 +83,8 @@ def test_mlx_before_032(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     assert import_cache("mlx", tmp_path / "in", out, Given()).about["mlx.model"] == "tiny"
     is_numbers(out, 5)
+    save_file(held, tmp_path / "in", {**about, "2.0": "RotatingKVCache"})
+    refused("mlx", tmp_path / "in", tmp_path / "bad", "layer 0 is a RotatingKVCache")
 
 
 @pytest.mark.parametrize("tokens", [-1, 0, 9, 1 << 30])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 import certk_rs as ck
 import model_zoo as zoo
@@ -200,3 +201,31 @@ def test_nonsense_is_refused_or_harmless(tmp_path: Path) -> None:
         "value_bounds",
         "value_spread_bounds",
     }
+
+
+@pytest.mark.parametrize("last", [0, 6])
+def test_a_file_without_queries_is_gone_on_from(last: int, tmp_path: Path) -> None:
+    model, ids, cache, source, _ = written(tmp_path)
+    arrays = {name: array for name, array in load_file(source).items() if "query" not in name}
+    bare = tmp_path / "bare.safetensors"
+    save_file(arrays, bare)
+    whole = ct.from_cache(bare)
+    for one, other in zip(whole.layers, cache.layers, strict=True):
+        assert torch.equal(one.keys, other.keys)
+        assert torch.equal(one.values, other.values)
+    how: dict[str, Any] = {"queries": "none", "rest": "codes"}
+    [report] = ck.prune(bare, tmp_path / "bare", keep_last=last, **how).outputs
+    truth = logits_of(model, ids[:, N:], whole)
+    ct.use(model, eps=EPS)
+    coded = ct.from_cache(report.target)
+    made = ct.encode_cache(cache, kept=[[np.arange(N - last, N)] * 2] * len(cache.layers))
+    assert torch.equal(logits_of(model, ids[:, N:], coded), logits_of(model, ids[:, N:], made))
+    with ct.Recorder() as recorder:
+        logits_of(model, ids[:, N:], ct.from_cache(report.target))
+    assert max(call.tail_mass_upper.max() for call in recorder.calls) <= EPS
+    recalling = ct.from_cache(report.target, source=bare, on_breach="recall")
+    ct.use(model, eps=1e-6)
+    with ct.Recorder() as recorder:
+        found = logits_of(model, ids[:, N:], recalling)
+    assert max(call.tail_mass_upper.max() for call in recorder.calls) <= 1e-6
+    assert (found - truth).abs().max() < 1e-2

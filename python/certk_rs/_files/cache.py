@@ -30,7 +30,7 @@ class Cache:
         path: A safetensors file or the index JSON of a sharded one, a path or a URL.
         pattern: Of the tensor names; None for the known spelling that occurs.
         layout: "hnd", "nhd", or None: (heads, rows, d), and what looks otherwise is an error.
-        queries: "file", or "none" for a cache that has none.
+        queries: "file" wants them, "none" wants none, "any" takes both.
     """
 
     def __init__(

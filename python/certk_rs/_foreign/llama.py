@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._files.location import Location
-from .._files.safetensors import ITEMSIZE, Form
+from .._files.safetensors import ITEMSIZE, STORAGE, Form
 from ..errors import CertkError
-from .source import Foreign, Given, RawFile, by_head, storage
+from .source import Foreign, Given, RawFile, by_head
 
 _KINDS = {0x6767736E: ("session", 10), 0x67677371: ("sequence", 3)}
 _TYPES = {0: "F32", 1: "F16", 30: "BF16"}
@@ -78,7 +78,7 @@ def read(place: Location, given: Given) -> Foreign:
 
     def read_layer(layer: int, role: str) -> NDArray[Any]:
         dtype, (kv_heads, n, d) = forms[layer]
-        rows = file.numbers(places[layer, role], n * d * kv_heads, storage(dtype))
+        rows = file.numbers(places[layer, role], n * d * kv_heads, STORAGE[dtype])
         across = transposed and role == "value"
         return by_head((rows.reshape(-1, n).T if across else rows.reshape(n, -1))[order], kv_heads)
 

@@ -33,20 +33,17 @@ class _Chunk:
     dtype: str
     shape: tuple[int, ...] | None
 
-    def width(self, layers: int, given: Given) -> int:
-        """Return the entries of a row of this chunk."""
-        if self.shape is not None:
-            return self.shape[3]
-        heads, d = (given.need(self.file.place, name) for name in ("kv_heads", "head_dim"))
-        return int(heads * d)
-
 
 def read(place: Location, given: Given) -> Foreign:
     """Return the sequence in one chunk, or in the chunks of a directory that the order lists."""
     chunks = [_chunk(each, given) for each in listed(place, given, (".pt", ".data"))]
     first = chunks[0]
-    layers = first.shape[1] if first.shape else given.need(first.file.place, "layers")
-    width = first.width(layers, given)
+    if first.shape is not None:
+        _, layers, _, width = first.shape
+    else:
+        names = ("layers", "kv_heads", "head_dim")
+        layers, kv_heads, d = (given.need(first.file.place, name) for name in names)
+        width = kv_heads * d
     heads = given.heads_of(first.file.place, width)
     given.check(first.file.place, layers=layers)
     pieces = []

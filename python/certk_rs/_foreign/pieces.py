@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._files.location import Location
-from .._files.safetensors import ITEMSIZE
+from .._files.safetensors import ITEMSIZE, STORAGE
 from ..errors import CertkError
-from .source import Foreign, Given, RawFile, by_head, storage
+from .source import Foreign, Given, RawFile, by_head
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def joined(
 ) -> Foreign:
     """Return the pieces, in their order, as one sequence."""
     kv_heads, d = heads
-    n, width, kind = sum(each.tokens for each in pieces), kv_heads * d, storage(dtype)
+    n, width, kind = sum(each.tokens for each in pieces), kv_heads * d, STORAGE[dtype]
     row = width * ITEMSIZE[dtype]
 
     def read(layer: int, role: str) -> NDArray[Any]:

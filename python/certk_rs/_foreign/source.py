@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .._files.location import Location, locate
 from .._files.reader import open_reader, same_state
-from .._files.safetensors import STORAGE, Form
+from .._files.safetensors import Form
 from ..errors import CertkError
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -149,8 +149,3 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 def by_head(rows: NDArray[Any], kv_heads: int) -> NDArray[Any]:
     """Return rows (n, kv_heads * d) as (kv_heads, n, d)."""
     return np.ascontiguousarray(rows.reshape(len(rows), kv_heads, -1).swapaxes(0, 1))
-
-
-def storage(dtype: str) -> str:
-    """Return the NumPy type that stored numbers of a dtype have."""
-    return STORAGE[dtype]

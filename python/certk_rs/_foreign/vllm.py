@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .._files.layers import DTYPES
 from .._files.location import Location
+from .._files.reader import Identity
 from .._files.safetensors import Form
 from .._files.tensor_file import SafetensorsFile
 from ..errors import CertkError
@@ -44,9 +45,11 @@ def read(place: Location, given: Given) -> Foreign:
     given.check(place, layers=len(files))
     forms: dict[int, Form] = {}
     order: dict[int, str] = {}
+    states: dict[int, Identity] = {}
     for layer in sorted(files):
         with SafetensorsFile(files[layer]) as file:
             forms[layer], order[layer] = _form(file, given)
+            states[layer] = file.identity
     lengths = {form[1][1] for form in forms.values()}
     if len(lengths) > 1:
         raise CertkError(
@@ -55,8 +58,7 @@ def read(place: Location, given: Given) -> Foreign:
 
     def read_layer(layer: int, role: str) -> NDArray[Any]:
         with SafetensorsFile(files[layer]) as file:
-            if _form(file, given) != (forms[layer], order[layer]):
-                raise file.changed()
+            file.check_unchanged(states[layer])
             rows, which = file.read("kv_cache"), int(role == "value")
         kv_heads, n, d = forms[layer][1]
         if order[layer] == "half":

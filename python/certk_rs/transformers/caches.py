@@ -720,7 +720,7 @@ def _pruned(layers: Sequence[_Rows], certificates: Sequence[PrunedLayer]) -> Pru
 
 
 def _read_full(path: Path) -> DynamicCache:
-    with CacheFile(path) as file:
+    with CacheFile(path, queries="any") as file:
         _need_all_layers(path, file.layers)
         cache = DynamicCache()
         for layer in file.layers:

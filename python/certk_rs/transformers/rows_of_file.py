@@ -36,7 +36,7 @@ class RowsOfFile:
         """Open it, and see that it is the one with that `identity` if one is given."""
         self._path = Path(path).resolve()
         self._how = names, layout
-        self._file = CacheFile(self._path, names, layout)
+        self._file = CacheFile(self._path, names, layout, "any")
         self._layers = {layer.index: layer for layer in self._file.layers}
         self.identity = self._file.file.identity if identity is None else identity
         self._file.file.check_unchanged(self.identity)
