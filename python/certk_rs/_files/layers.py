@@ -117,7 +117,7 @@ def read_metadata(
             f"{where}: metadata causal_offset {quote(offset)} is not an integer: write for example "
             "str(n - m), or leave it out if every query sees every key"
         )
-    if offset is not None and not any(layer.m for layer in layers):
+    if offset is not None and layers and not any(layer.m for layer in layers):
         raise CertkError(
             f"{where}: metadata causal_offset is of queries, and there are none: remove it"
         )
