@@ -1,7 +1,7 @@
 """Imports of other programs' caches, against files that those programs wrote.
 
-`make_foreign.py` made the files in `foreign` by mlx-lm, LMCache and llama.cpp. Files of vLLM and of
-SGLang are made here, by the indexing in their sources, since neither runs here.
+`make_foreign.py` made the files in `foreign` by mlx-lm, LMCache, llama.cpp and vLLM. Files of SGLang
+and of earlier versions are made here, by the indexing in their sources.
 """
 
 from __future__ import annotations
@@ -230,6 +230,13 @@ def test_vllm(tmp_path: Path, version: str) -> None:
     refused("vllm", place, bad, "6 to 9 tokens", kv_heads=2, head_dim=D)
     (place / "layers.7.safetensors").rename(place / "a.1.safetensors")
     refused("vllm", place, bad, "does not name one layer", kv_heads=2, head_dim=D)
+
+
+def test_vllm_as_written(tmp_path: Path) -> None:
+    [place] = (HERE / "vllm").iterdir()
+    out = tmp_path / "out"
+    import_cache("vllm", place, out, Given(kv_heads=KV_HEADS, head_dim=D))
+    is_numbers(out, 8, "F16")
 
 
 LLAMA = {"f16_flash": ("F16", 2e-3), "f32_plain": ("F32", 1e-4), "bf16_plain": ("BF16", 2e-2)}

