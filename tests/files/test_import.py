@@ -1,7 +1,7 @@
 """Imports of other programs' caches, against files that those programs wrote.
 
-`make_foreign.py` made the files in `foreign` by mlx-lm, LMCache, llama.cpp and vLLM. Files of SGLang
-and of earlier versions are made here, by the indexing in their sources.
+`make_foreign.py` made the files in `foreign` by mlx-lm, LMCache, llama.cpp and vLLM. Those of
+SGLang are made here, and so are those of earlier versions, by the indexing in their sources.
 """
 
 from __future__ import annotations

