@@ -20,7 +20,7 @@ SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 .NOTPARALLEL:
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 test-aarch64-portable install-aarch64 prove install-gappa test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-miri test-valgrind lint fmt bench reproduce wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
+.PHONY: help demo test test-rust test-python test-older test-service test-candle test-aarch64 test-aarch64-portable install-aarch64 prove install-gappa test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-miri test-valgrind lint fmt bench reproduce wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -31,6 +31,7 @@ help:
 	@echo 'make test-python  the Python tests only'
 	@echo 'make test-older   the tests of kvpress, and a part of those of models, under transformers 4.57'
 	@echo 'make test-service some seconds of load on the example service, whose answers are compared; LOAD_SECONDS for more'
+	@echo 'make test-candle  the example of candle, beside candle in float64 (the build takes minutes)'
 	@echo 'make test-aarch64 the Rust tests for aarch64 with NEON, under emulation (needs packages, and names those that are missing)'
 	@echo 'make test-aarch64-portable  the same with portable code'
 	@echo 'make install-aarch64  what that needs, on Debian, as root'
@@ -89,6 +90,7 @@ test-heavy: $(VENV)/.dev $(VENV)/.bench $(OLDER)/.dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m heavy
 	@echo '== all Python tests of models under an older transformers'
 	$(OLDER)/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not older or heavy' tests/transformers
+	$(MAKE) test-candle
 	@if command -v qemu-aarch64-static > /dev/null; then $(MAKE) test-aarch64-portable; \
 		else echo '== NOT TESTED: portable code on aarch64. On Debian, as root: make install-aarch64'; fi
 
@@ -111,6 +113,11 @@ test-service: $(VENV)/.installed
 	@echo '== the example service under load'
 	$(CARGO) build --profile tested --workspace --all-features --bin certk-service --example select
 	$(BIN)/python examples/service/load.py --program target/tested/certk-service --seconds $(LOAD_SECONDS)
+
+# A workspace of its own, whose build takes minutes; make test-heavy runs it.
+test-candle:
+	@echo '== the example of candle'
+	cargo test --manifest-path examples/candle/Cargo.toml --target-dir target/candle --release --locked
 
 # kvpress, and what differs between versions of transformers. make test-heavy runs all tests of models there.
 test-older: $(OLDER)/.dev
@@ -222,6 +229,7 @@ lint: $(VENV)/.dev
 	@echo '== rustfmt'
 	$(CARGO) fmt --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
+	$(CARGO) fmt --manifest-path examples/candle/Cargo.toml --check
 	@echo '== clippy, of the crate alone, then with every feature and member'
 	$(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
