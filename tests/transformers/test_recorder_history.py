@@ -9,7 +9,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,6 +210,41 @@ def strict(text: str) -> list[dict[str, Any]]:
 
     assert text == "" or text.endswith("\n")
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+@pytest.fixture
+def many_turns() -> Iterator[None]:
+    """Let threads change turns as often as they can, as they do without the lock of Python."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-7)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("many_turns")
+def test_threads_of_one_context_record_every_call_once() -> None:
+    modules = [torch.nn.Module() for _ in range(4)]
+    count, mass = np.full((1, 1, 1), 2), np.full((1, 1, 1), 0.01)
+    seen: Any = SimpleNamespace(counts=np.full((1, 1, 1), 8))
+
+    def calls(order: list[int]) -> None:
+        for i in order:
+            result = ck.AttentionResult(
+                *(None, mass, mass, count, count, count.astype(np.uint8), mass, mass)
+            )
+            record(modules[i], result, seen, Budget(0.1))
+
+    with ct.Recorder() as recorder, ThreadPoolExecutor(4) as pool:
+        orders = [[(i + start) % 4 for i in range(400)] for start in range(4)]
+        # As asyncio.to_thread does it, and threads of free-threaded Python by themselves.
+        running = [pool.submit(copy_context().run, calls, order) for order in orders]
+        while not all(each.done() for each in running):
+            recorder.records()
+        for each in running:
+            each.result()
+    told = [(each["layer"], each["call"]) for each in recorder.records()]
+    assert sorted(told) == [(layer, call) for layer in range(4) for call in range(400)]
+    assert [call.layer for call in recorder.calls] == [layer for layer, _ in told]
 
 
 def test_lines_of_json_are_the_records(tmp_path: Path) -> None:

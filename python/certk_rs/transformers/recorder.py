@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from math import inf
 from pathlib import Path
+from threading import Lock
 from typing import Any, TextIO
 
 import numpy as np
@@ -85,7 +86,9 @@ class Recorder(Shown):
     At its end `layers` is a certificate per layer, and `str(recorder)` a table of them, with a
     remark where nothing ran or nothing was dropped. `records` follows the layers call by call, and
     so do `to_jsonl`, `plot` and `to_pandas`, whose frame has a line per record. `to_prometheus`
-    returns `layers` for a monitor. Like `budget` it sees the calls of this thread.
+    returns `layers` for a monitor. Like `budget` it sees the calls of this thread, and of threads
+    in a copy of its context: those of `asyncio.to_thread`, and of free-threaded Python all that are
+    started inside.
     """
 
     def __init__(self, *, error_bounds: bool = True, rows: bool = True) -> None:
@@ -103,6 +106,8 @@ class Recorder(Shown):
         self._rows = rows
         self._history = History()
         self._modules: dict[nn.Module, int] = {}
+        # One call at a time: its number, its layer's and its place in `calls` are of one moment.
+        self._adding = Lock()
         self._entered = self._over = False
 
     def __enter__(self) -> Recorder:
@@ -278,15 +283,16 @@ class Recorder(Shown):
         return []
 
     def _add(self, module: nn.Module, call: Found) -> None:
-        layer = self._number(module)
+        r = call.result
+        # Computed when it is first read, which takes longer than all else here.
+        bound = r.error_bound if self._error_bounds else None
         # A host that flushes subnormal numbers would find none larger than 0.
-        with _native.DefaultFloats():
+        with self._adding, _native.DefaultFloats():
+            layer = self._number(module)
             self._history.add(layer, type(module).__name__, call, self._error_bounds)
-        if self._rows:
-            bound = call.result.error_bound if self._error_bounds else None
-            r = call.result
-            told = (r.tail_mass_upper, r.k, r.scored, call.n, bound)
-            self.calls.append(Call(layer, call.budget, *told))
+            if self._rows:
+                told = (r.tail_mass_upper, r.k, r.scored, call.n, bound)
+                self.calls.append(Call(layer, call.budget, *told))
 
     def _number(self, module: nn.Module) -> int:
         """Return the layer's own number if it has one that is free, else the next."""
