@@ -1,15 +1,17 @@
 """Build wheels that can be published: old C libraries, no paths of this machine, small.
 
-One wheel serves every CPython from 3.10 on (abi3), so that a wheel is made for a target, not for a
-version of Python, and needs no Python of that target. For Linux zig is the linker, which knows the
-C libraries of old systems. Needs what `packaging/requirements.txt` names, and the standard library
-of Rust for each target (`rustup target add`, or a compiler that has it, named in RUSTC).
+Three wheels serve a target: abi3 for every CPython from 3.10 on, one for free-threaded CPython
+3.14, and abi3t for free-threaded CPython from 3.15 on. For Linux zig is the linker, which knows the
+C libraries of old systems, and no Python of the target is needed. Elsewhere the last two are built
+where their Python is on the PATH. Needs what `packaging/requirements.txt` names, and the standard
+library of Rust for each target (`rustup target add`, or a compiler that has it, named in RUSTC).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,8 @@ LINUX = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
 # glibc 2.17, the oldest that Rust's standard library runs with, and musl 1.2.
 COMPATIBILITY = {"gnu": "manylinux2014", "musl": "musllinux_1_2"}
 MOST_BYTES = 5_000_000
+# Tags of each wheel, and the Python that it is built for: any for the first, which needs none.
+PYTHONS = {"cp310-abi3": None, "cp314-cp314t": "python3.14t", "cp315-abi3.abi3t": "python3.15t"}
 
 
 def main() -> None:
@@ -34,25 +38,38 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     arguments = parser.parse_args()
     for target in arguments.targets:
-        wheel = build(target, arguments.out)
-        size = wheel.stat().st_size
-        print(f"{wheel}: {size / 1e6:.2f} MB")
-        if size > MOST_BYTES:
-            sys.exit(f"{wheel.name} has {size} bytes, and {MOST_BYTES} are the most")
+        for tags, python in PYTHONS.items():
+            if python and not by_zig(target) and shutil.which(python) is None:
+                print(f"{target}, {tags}: NOT BUILT, as {python} is not on the PATH")
+                continue
+            wheel = build(target, tags, arguments.out)
+            size = wheel.stat().st_size
+            print(f"{wheel}: {size / 1e6:.2f} MB")
+            if size > MOST_BYTES:
+                sys.exit(f"{wheel.name} has {size} bytes, and {MOST_BYTES} are the most")
 
 
-def build(target: str, out: Path) -> Path:
-    """Build the wheel for a target, without paths of this machine."""
+def by_zig(target: str) -> bool:
+    """Return True if zig links the wheels of a target."""
+    return "linux" in target and target.rpartition("-")[2] in COMPATIBILITY
+
+
+def build(target: str, tags: str, out: Path) -> Path:
+    """Build a wheel for a target, without paths of this machine."""
     own = out / target
     for old in own.glob("*.whl"):
         old.unlink()
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked"]
     # Without the level "portable" at a speed for tests: see Cargo.toml.
     command += ["--target", target, "--out", str(own), "--no-default-features"]
-    if (libc := target.rpartition("-")[2]) in COMPATIBILITY and "linux" in target:
-        command += ["--zig", "--compatibility", COMPATIBILITY[libc]]
+    if by_zig(target):
+        command += ["--zig", "--compatibility", COMPATIBILITY[target.rpartition("-")[2]]]
+    if python := PYTHONS[tags]:
+        command += ["--interpreter", python]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True)
     [made] = own.glob("*.whl")
+    if f"-{tags}-" not in made.name:
+        sys.exit(f"{made.name} was built, and {tags} is wanted: build by a Python before 3.15")
     private_paths.clean(made, ROOT)
     if found := private_paths.found(made, ROOT):
         sys.exit(f"{made.name} holds paths of this machine:\n" + "\n".join(found))

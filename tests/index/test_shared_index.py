@@ -84,7 +84,8 @@ def test_every_answer_is_right_or_a_refusal() -> None:
             try:
                 work()
             except ck.CertkError as error:
-                assert re.search("has shape|holds fewer keys|pass a whole number", str(error)), error
+                if not re.search("has shape|holds fewer keys|pass a whole number", str(error)):
+                    raise
             else:
                 answers[work.__name__] += 1
 

@@ -29,7 +29,9 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder.resolve()
-    [here], [there] = (list(folder.glob(f"*manylinux*_{m}.whl")) for m in ("x86_64", "aarch64"))
+    [here], [there] = (
+        list(folder.glob(f"*-abi3-manylinux*_{m}.whl")) for m in ("x86_64", "aarch64")
+    )
     if shutil.which(EMULATOR) is None:
         sys.exit(f"{EMULATOR} is missing: make install-aarch64")
     with tempfile.TemporaryDirectory(prefix="certk-aarch64-") as made:

@@ -121,6 +121,27 @@ def test_zig_is_found_beside_the_python_that_builds() -> None:
     assert first == str(Path(sys.executable).parent)
 
 
+def test_who_is_left_without_a_wheel_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def built(command: list[str], **_: object) -> None:
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir(parents=True)
+        python = command[command.index("--interpreter") + 1] if "--interpreter" in command else None
+        [tags] = [tags for tags, each in wheels.PYTHONS.items() if each == python]
+        made_wheel(out / f"certk_rs-1-{tags}-any.whl", Path("/certk_rs/nowhere"))
+
+    monkeypatch.setattr(wheels, "environment", dict)
+    monkeypatch.setattr(wheels.shutil, "which", {"python3.14t": "python3.14t"}.get)
+    monkeypatch.setattr(wheels.subprocess, "run", built)
+    for target, count in (("x86_64-unknown-linux-gnu", 3), ("aarch64-apple-darwin", 2)):
+        monkeypatch.setattr(sys, "argv", ["wheels.py", target, "--out", str(tmp_path / target)])
+        wheels.main()
+        assert len(list((tmp_path / target).glob("*.whl"))) == count
+    [line] = [each for each in capsys.readouterr().out.splitlines() if "NOT BUILT" in each]
+    assert line.startswith("aarch64-apple-darwin, cp315-abi3.abi3t: NOT BUILT, as python3.15t")
+
+
 # ---------------------------------------------------------------------------------- workflows
 
 

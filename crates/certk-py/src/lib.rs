@@ -32,7 +32,8 @@ use pyo3::prelude::*;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-#[pymodule]
+// Classes are frozen, and what changes in them has a lock, so that no call needs the lock of the interpreter.
+#[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
     use super::attention::{
