@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 def normals(rng: random.Random, n: int, sigma: float) -> list[float]:
     """Nearly normal numbers: sums of 12 uniform ones, rounded alike everywhere."""
-    return [(sum(rng.random() for _ in range(12)) - 6.0) * sigma for _ in range(n)]
+    # One by one: `sum` has another rounding from Python 3.12 on.
+    total = partial(reduce, float.__add__)
+    return [(total(rng.random() for _ in range(12)) - 6.0) * sigma for _ in range(n)]
 
 
 def row(name: str, scores: Any, eps: float, dtype: np.dtype = F32, **options: Any) -> Case:
