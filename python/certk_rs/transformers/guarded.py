@@ -366,7 +366,9 @@ class _Part:
             gap = middles[0] - middles[1]
             # An empty part has no weight, and what it puts out does not matter.
             gap = np.where(more[1] == -np.inf, np.inf, np.where(own[1] == -np.inf, -np.inf, gap))
-            if np.isnan(gap).any():
+            # Infinite for another reason, it says nothing.
+            empty = np.minimum(more[1], own[1]) == -np.inf
+            if not (np.isfinite(gap) | empty).all():
                 raise CertkError(
                     "scores of a pruned cache are so large that float64 cannot tell them apart: "
                     "its parts cannot be put together"
