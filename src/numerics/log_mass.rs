@@ -51,7 +51,10 @@ impl LogMass {
         if upper == 0.0 {
             return Self::NONE;
         }
-        let moved = |ln: f64, way: f64| ln + at + way * (error + (ln.abs() + at.abs()) * ROUNDING);
+        let moved = |ln: f64, way: f64| {
+            let rounded = (ln.abs() + at.abs()) * ROUNDING;
+            ln + at + way * (error + rounded) * (1.0 + ROUNDING)
+        };
         let above = ln(upper);
         let below = if lower == upper { above } else { ln(lower) };
         let (low, high) = (moved(below, -1.0), moved(above, 1.0));
