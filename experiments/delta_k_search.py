@@ -9,7 +9,8 @@ that the paper's algorithm scores. Certified searches are those of `certk_rs.Key
 from __future__ import annotations
 
 import numpy as np
-from mc_search import Balls, Found
+from cells import Balls
+from mc_search import Found
 from papers.common import Array, require_at_most
 
 

@@ -8,8 +8,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from cells import balls, consecutive
 from delta_k_search import delta_k_search
-from mc_search import balls, consecutive, counted, mc_search
+from mc_search import counted, mc_search
 
 from certk_rs import KeyIndex, gaussian, select
 
@@ -41,7 +42,7 @@ EPS = 0.01
 PAPER = {128: 58.8, 256: 107.8}
 LENGTHS = (128, 256, 512)
 # Queries of each head and window, and windows of text.
-QUERIES, WINDOWS, SIZE = 8, 2, 16
+QUERIES, WINDOWS, SIZE = 16, 4, 16
 COUNTS = {
     "k": "smallest k",
     "mc_balls": "MC-Search, balls",

@@ -11,12 +11,15 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("torch")
 
 import delta_k_search
+import dynamic_window
+import gap_certificates
 import mc_search
+from cells import balls, clustered, consecutive
 from papers import bert_table, gap_rules, key_search
 from papers.common import EXAMPLE, heads_of, medians
 from papers.self_attention import Attention, spectral_norm
 
-from certk_rs import certify, select
+from certk_rs import bounds, certify, select, windows
 
 
 def slow(
@@ -59,8 +62,8 @@ def test_searches_over_balls(clusters: bool, sharp: float, search: mc_search.Sea
     rng = np.random.default_rng([int(10 * sharp), gap])
     keys = rng.standard_normal((67, 5)) + 3 * rng.standard_normal((4, 5))[rng.integers(4, size=67)]
     queries, scale, eps = sharp * rng.standard_normal((6, 5)), 0.4, 0.05
-    labels = mc_search.clustered(keys, 8, rng) if clusters else mc_search.consecutive(67, 8)
-    cells = mc_search.balls(keys, labels)
+    labels = clustered(keys, 8, rng) if clusters else consecutive(67, 8)
+    cells = balls(keys, labels)
     members = [np.flatnonzero(labels == c).tolist() for c in np.unique(labels)]
     if clusters:
         assert len(members) > 1
@@ -155,3 +158,62 @@ def test_times_are_medians_of_works_that_take_turns(monkeypatch: pytest.MonkeyPa
     works = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
     assert medians(works, 3) == {"a": 1.0, "b": 2.0}
     assert order == ["a", "b"] * 3
+
+
+def test_windows_of_the_second_paper_are_those_of_the_library() -> None:
+    rng = np.random.default_rng(3)
+    shares = dynamic_window.attention(4 * rng.standard_normal((40, 40)))
+    policy = windows.WindowPolicy(1.5, 0.6)
+    for n in (1, 2, 40, 1000):
+        assert dynamic_window.size(n, 1.5, 0.6) == policy.size(n)
+    k = dynamic_window.size(40, 1.5, 0.6)
+    few = dynamic_window.windowed(shares, k)
+    assert ((few > 0).sum(axis=1) == k).all()
+    dropped = certify(np.log(shares), few > 0)
+    np.testing.assert_allclose(np.abs(few - shares).sum(axis=1) / 2, dropped.tail_mass_upper)
+    expected = np.linalg.svd(few - shares)[1][0] / 40
+    assert dynamic_window.error(shares, few) == pytest.approx(expected)
+    assert Attention(np.log(shares)).errors(k)[0] == pytest.approx(expected, rel=1e-3)
+    found = windows.effective(np.log(shares), 0.01)
+    np.testing.assert_array_equal(dynamic_window.effective(shares, 0.01), found.count)
+    wq, wk = rng.standard_normal((2, 6, 3))
+    assert dynamic_window.scale_r(0.5, wq, wk) == pytest.approx(float(windows.scale_r(0.5, wq, wk)))
+    alpha = dynamic_window.equal_alpha([10, 20], 0.5, 4)
+    assert alpha * (10 * 10**0.5 + 20 * 20**0.5) == pytest.approx(4 * 30)
+
+
+@pytest.mark.parametrize("sharp", [0.5, 3.0, 20.0])
+def test_no_window_has_an_error_beyond_the_root_of_2_over_n(sharp: float) -> None:
+    """Keys are chosen at random, and the bound is met where it can be: one row, one wrong key."""
+    rng = np.random.default_rng(4)
+    shares = dynamic_window.attention(sharp * rng.standard_normal((50, 50)))
+    kept = rng.random((50, 50)) < 0.2
+    kept[:, 0] = True
+    few = shares * kept
+    few /= few.sum(axis=1, keepdims=True)
+    assert 0 < dynamic_window.error(shares, few) <= np.sqrt(2 / 50)
+    worst = Attention(np.log(shares)).worst()
+    assert 0 < worst[0] <= np.sqrt(2 / 50)
+    ones, others = np.eye(8)[[0] * 8], np.eye(8)[[1] * 8]
+    assert dynamic_window.error(ones, others) == pytest.approx(np.sqrt(2 / 8))
+
+
+def test_gap_certificates_are_those_of_the_library() -> None:
+    rng = np.random.default_rng(5)
+    for sharp in (0.3, 2.0, 6.0):
+        scores = sharp * rng.standard_normal(48)
+        for k in (1, 5, 47, 48):
+            ours = gap_certificates.single_gap(scores, k)
+            assert ours == pytest.approx(float(bounds.single_gap(scores, k)), rel=1e-12)
+            cuts = [c for c in (2, 9, 30) if c != k]
+            several = gap_certificates.multi_gap(scores, k, cuts)
+            library = float(bounds.multi_gap(scores, k, None if k == 48 else cuts))
+            assert several == pytest.approx(library, rel=1e-12)
+            assert several <= ours * (1 + 1e-12)
+        k = gap_certificates.smallest_k(scores, 0.1)
+        assert k == bounds.smallest_k(scores, 0.1, "single_gap")
+        sizes = np.array([16, 16, 16])
+        parts, kept = scores.reshape(3, 16), np.array([True, False, True])
+        ends = parts.max(axis=1), parts.min(axis=1)
+        block = gap_certificates.blockwise(sizes, *ends, kept)
+        assert block == pytest.approx(float(bounds.blockwise(sizes, *ends, kept)), rel=1e-12)
