@@ -2,7 +2,7 @@
 
 `python experiments/reproduce.py [NAME...]` writes for each experiment NAME.md, with verdicts and
 tables, and NAME.png into `experiments/outcomes` (or `--out DIR`). Files of the same names are
-replaced.
+replaced. The exit code is 1 where a verdict is not the one that docs/papers.md tells.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import argparse
 import io
 import json
 import platform
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from papers import (
     identity,
     key_search,
     output_error,
+    page_bounds,
     power_windows,
     rounding,
     sampling,
@@ -37,9 +39,12 @@ import certk_rs
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     gaussian_rule, bert_table, identity, gap_rules, output_error, power_windows, self_attention,
-    sampling, rounding, key_search, certified_attention,
+    sampling, rounding, key_search, page_bounds, certified_attention,
 )  # fmt: skip
 HERE = Path(__file__).resolve().parent
+PAPERS = HERE.parent / "docs" / "papers.md"
+# Experiment, number of the verdict, outcome, verdict.
+_ROW = re.compile(r"^\|.*\| `([a-z-]+)` (\d+) \| (.*) \| \[(holds|fails)\]\(.*\) \|$", re.M)
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:
@@ -82,7 +87,23 @@ def page(
 
 def word(verdict: Verdict) -> str:
     """Return a verdict in words."""
-    return "holds" if verdict.holds else "does not hold"
+    return "holds" if verdict.holds else "fails"
+
+
+def told(text: str) -> dict[tuple[str, int], tuple[str, str]]:
+    """Return the outcome and the verdict of each row of docs/papers.md, by experiment and place."""
+    return {(name, int(i)): (outcome, held) for name, i, outcome, held in _ROW.findall(text)}
+
+
+def differences(text: str, judged: Mapping[str, Sequence[Verdict]]) -> list[str]:
+    """Return a line for each verdict that a page tells otherwise."""
+    rows = told(text)
+    return [
+        f"{name} {i}: the page says that it {rows[name, i][1]}, and it {word(verdict)}"
+        for name, verdicts in judged.items()
+        for i, verdict in enumerate(verdicts, 1)
+        if (name, i) in rows and rows[name, i][1] != word(verdict)
+    ]
 
 
 def draw(figure: Any, path: Path) -> None:
@@ -106,16 +127,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     experiments = chosen(options.names)
     out.mkdir(parents=True, exist_ok=True)
     about = f"{machine()}; seed {options.seed}."
+    judged = {}
     for experiment in experiments:
         start = time.monotonic()
         # Data are plain: what JSON can hold.
         data = json.loads(json.dumps(experiment.run(settings)))
-        verdicts = experiment.verdicts(data)
+        judged[experiment.NAME] = verdicts = experiment.verdicts(data)
         (out / f"{experiment.NAME}.md").write_text(page(experiment, data, verdicts, about), "utf-8")
         draw(experiment.draw(data), out / f"{experiment.NAME}.png")
         print(f"{experiment.NAME}: {time.monotonic() - start:.1f} s")
         for verdict in verdicts:
             print(f"  {word(verdict)}: {verdict.claim}: {verdict.outcome}")
+    if not options.quick and (other := differences(PAPERS.read_text("utf-8"), judged)):
+        raise SystemExit("\n".join(["docs/papers.md tells other verdicts:", *other]))
 
 
 if __name__ == "__main__":

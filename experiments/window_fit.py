@@ -14,6 +14,9 @@ The first two rules keep the true best keys of a row, which a real method would 
 The longest length is halved down to the shortest. In a causal cache, length n stands for the
 queries that see more than n/2 and at most n keys. Where every query sees every key, the first n
 keys stand for a shorter context, which the model has not seen.
+
+`--exponent C` takes a C of yours for the second rule (the paper's summary advises 1/1000), and
+`--keys K` a budget of yours for the first two: K keys a row, in the mean over all rows.
 """
 
 from __future__ import annotations
@@ -176,19 +179,37 @@ def loss(rule: str, alpha: float | None, sizes: Integers, heads: list[Head], eps
     )
 
 
-def recipe(heads: list[Head], eps: float) -> dict[str, Any]:
-    """Fit the law of some heads, one for all of them, and compare the three rules."""
+def recipe(
+    heads: list[Head], eps: float, exponent: float | None = None, keys: float | None = None
+) -> dict[str, Any]:
+    """Fit the law of some heads, one for all of them, and compare the three rules.
+
+    Args:
+        heads: Rows of several lengths.
+        eps: Budget of dropped mass, for certified selection.
+        exponent: C of the second rule; None for the fitted one.
+        keys: Keys a row of the first two rules, in the mean; None for those of certified selection.
+
+    Raises:
+        SystemExit: A number outside its range.
+    """
     needed = [ck.select(one.scores, eps).k for one in heads]
     k, n = np.concatenate(needed), np.concatenate([one.lengths for one in heads])
     fit = windows.fit([one.lengths.mean() for one in heads], [each.mean() for each in needed])
-    total = int(k.sum())
+    exponent = fit.C if exponent is None else exponent
+    if not abs(exponent) <= 10:
+        raise SystemExit(f"--exponent {exponent:g}: give a C from -10 to 10")
+    if keys is not None and not 1 <= keys <= n.mean():
+        raise SystemExit(f"--keys {keys:g}: give 1 to {n.mean():.1f}, the mean length of a row")
+    total = int(k.sum()) if keys is None else round(keys * len(n))
     chosen: list[tuple[str, Integers, float | None]] = [
         (FIXED, *equal_sizes(n, 0.0, total)),
-        (POWER, *equal_sizes(n, fit.C, total)),
+        (POWER, *equal_sizes(n, exponent, total)),
         (CERTIFIED, k, None),
     ]
     return {
         "fit": asdict(fit),
+        "exponent": exponent,
         "heads": [
             {"layer": one.layer, "head": one.head, "n": one.n, "k": float(each.mean())}
             for one, each in zip(heads, needed, strict=True)
@@ -197,15 +218,22 @@ def recipe(heads: list[Head], eps: float) -> dict[str, Any]:
     }
 
 
-def measure(path: Path, eps: float, shortest: int = 16) -> dict[str, Any]:
+def measure(
+    path: Path,
+    eps: float,
+    shortest: int = 16,
+    exponent: float | None = None,
+    keys: float | None = None,
+) -> dict[str, Any]:
     """Return the recipe of each layer of a cache, and of all layers together."""
     with Cache(path) as cache:
         heads = list(rows_of(cache, shortest))
     layers = dict.fromkeys(one.layer for one in heads)
+    by_layer = {i: [one for one in heads if one.layer == i] for i in layers}
     return {
         "eps": eps,
-        "all": recipe(heads, eps),
-        "layers": {i: recipe([one for one in heads if one.layer == i], eps) for i in layers},
+        "all": recipe(heads, eps, exponent, keys),
+        "layers": {i: recipe(some, eps, exponent, keys) for i, some in by_layer.items()},
     }
 
 
@@ -219,7 +247,7 @@ def show(found: dict[str, Any]) -> None:
         low, high = fit["C_interval"]
         law = f"{fit['C']:.3f} ({low:.3f} to {high:.3f})"
         for one in each["losses"]:
-            form = {FIXED: "k = {:.1f}", POWER: f"{{:.3g}} n^{fit['C']:.2f}"}.get(one["rule"])
+            form = {FIXED: "k = {:.1f}", POWER: f"{{:.3g}} n^{each['exponent']:.3g}"}.get(one["rule"])
             kept_by = form.format(one["alpha"]) if form else one["rule"]
             print(
                 f"{layer!s:>5}  {law:22}  {kept_by:13} {one['kept']:7}  {one['mean_mass']:.4f}  "
@@ -234,9 +262,15 @@ def main() -> None:
     parser.add_argument("cache", type=Path, help="a .safetensors file as `certk analyze` takes it")
     parser.add_argument("--eps", type=float, default=0.01, help="dropped mass that a row may lose")
     parser.add_argument("--shortest", type=int, default=16, help="the shortest length")
+    parser.add_argument("--exponent", type=float, help="C of the law alpha n^C; default: fitted")
+    parser.add_argument(
+        "--keys", type=float, help="keys a row of both windows, in the mean; default: as certified"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file for all figures")
     options = parser.parse_args()
-    found = measure(options.cache, options.eps, options.shortest)
+    found = measure(
+        options.cache, options.eps, options.shortest, options.exponent, options.keys
+    )
     show(found)
     if options.out is not None:
         options.out.write_text(json.dumps(found, indent=1))

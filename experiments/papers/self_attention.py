@@ -56,8 +56,8 @@ SIZES: dict[str, Callable[[int], float]] = {
     "k = sqrt(ln n)": lambda n: math.sqrt(math.log(n)),
     **{f"k = n^{c:g}": lambda n, c=c: n**c for c in EXPONENTS},  # type: ignore[misc]
 }
-# A window that keeps the worst key of each row, to show that the bound is for any window.
-WORST = "the least key"
+# A window that is the same key for all rows, which comes near the bound.
+FIRST = "the first key"
 METRICS = ("norm", "tail")
 # Windows at equal compute: alpha n^C keys in each of n rows; a constant k for comparison.
 CONSTANT = 16
@@ -81,7 +81,7 @@ def run(settings: Settings) -> dict[str, Any]:
     rows: Rows = []
     slopes: Rows = []
     for scale in SCALES:
-        for window in (*SIZES, WORST):
+        for window in (*SIZES, FIRST):
             each = np.array(errors[f"{scale}, {window}"])  # (lengths, seeds, metrics)
             about = {"scale": scale, "window": window}
             for n, part in zip(lengths, each, strict=True):
@@ -118,7 +118,7 @@ def _drawn(
         attention = Attention(unit * scale(n))
         for window, size in SIZES.items():
             found[f"{name}, {window}"] = attention.errors(math.ceil(size(n)))
-        found[f"{name}, {WORST}"] = attention.worst()
+        found[f"{name}, {FIRST}"] = attention.first()
         large = np.where(attention.shares >= EPS, attention.shares, 0.0).sum(axis=1)
         participation = mean(windows.participation(unit * scale(n)))
         spread[name] = {"mass": mean(large), "participation": participation}
@@ -152,12 +152,11 @@ class Attention:
             self.known[k] = _judged(change, self.ranked[:, k:].sum(axis=1))
         return self.known[k]
 
-    def worst(self) -> tuple[float, float]:
-        """Return the same of a window that keeps the least entry of each row."""
-        least = self.shares.argmin(axis=1)[:, None]
+    def first(self) -> tuple[float, float]:
+        """Return the same of a window that keeps the first key of every row."""
         change = -self.shares
-        np.put_along_axis(change, least, 1 - np.take_along_axis(self.shares, least, 1), 1)
-        return _judged(change, 1 - self.ranked[:, -1])
+        change[:, 0] += 1
+        return _judged(change, 1 - self.shares[:, 0])
 
 
 def _judged(change: Array, lost: Array) -> tuple[float, float]:
@@ -191,7 +190,7 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
     """Judge collapse, the rate n^-C in both metrics, and windows at equal compute."""
     spread = [row for row in data["spread"] if row["scale"] == "R = 1"]
     slope = {(row["scale"], row["window"]): row for row in data["slopes"]}
-    flat, worst = slope["R = 1", "k = 1"], slope["R = 1", WORST]
+    flat, first = slope["R = 1", "k = 1"], slope["R = 1", FIRST]
     claimed = [row for row in data["slopes"] if row["claimed"] is not None]
     slow = [row for row in claimed if row["norm"] - row["norm_error"] > row["claimed"]]
     n = data["rows"][-1]["n"]
@@ -215,9 +214,9 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
         ),
         Verdict(
             "B: in its metric, windows of o(log n) keys keep an error of Omega(1)",
-            f"at R = 1 and n = {n} k = 1 has {norm['k = 1']:.4f} and {WORST} {norm[WORST]:.4f}, "
+            f"at R = 1 and n = {n} k = 1 has {norm['k = 1']:.4f} and {FIRST} {norm[FIRST]:.4f}, "
             f"below sqrt(2/n) = {math.sqrt(2 / n):.4f}; they fall like n^{flat['norm']:.2f} and "
-            f"n^{worst['norm']:.2f}",
+            f"n^{first['norm']:.2f}",
             flat["norm"] + flat["norm_error"] >= 0,
         ),
         Verdict(

@@ -15,7 +15,7 @@ import dynamic_window
 import gap_certificates
 import mc_search
 from cells import balls, clustered, consecutive
-from papers import bert_table, gap_rules, key_search
+from papers import bert_table, gap_rules, key_search, page_bounds
 from papers.common import EXAMPLE, heads_of, medians
 from papers.self_attention import Attention, spectral_norm
 
@@ -192,8 +192,9 @@ def test_no_window_has_an_error_beyond_the_root_of_2_over_n(sharp: float) -> Non
     few = shares * kept
     few /= few.sum(axis=1, keepdims=True)
     assert 0 < dynamic_window.error(shares, few) <= np.sqrt(2 / 50)
-    worst = Attention(np.log(shares)).worst()
-    assert 0 < worst[0] <= np.sqrt(2 / 50)
+    first = np.eye(50)[[0] * 50]
+    expected = dynamic_window.error(shares, first), 1 - shares[:, 0].mean()
+    assert Attention(np.log(shares)).first() == pytest.approx(expected, rel=1e-3)
     ones, others = np.eye(8)[[0] * 8], np.eye(8)[[1] * 8]
     assert dynamic_window.error(ones, others) == pytest.approx(np.sqrt(2 / 8))
 
@@ -217,3 +218,26 @@ def test_gap_certificates_are_those_of_the_library() -> None:
         ends = parts.max(axis=1), parts.min(axis=1)
         block = gap_certificates.blockwise(sizes, *ends, kept)
         assert block == pytest.approx(float(bounds.blockwise(sizes, *ends, kept)), rel=1e-12)
+
+
+def test_pages_are_those_of_quest() -> None:
+    """The best pages by sums of Python, under a budget of bytes, and the mass that they hold."""
+    head = heads_of(EXAMPLE, 2)[5]
+    n, d = head.keys.shape
+    found = page_bounds.picked(head, 0.5, 2)
+    # 2 extremes of d entries for each page of 16 keys, and keys and values of the pages read.
+    pages = (n * 2 * d - n // 16 * 2 * d * 2) // (16 * 2 * d * 2)
+    assert found[page_bounds.PAGES]["kept"] == 16 * pages / n
+    assert found[page_bounds.CODES]["kept"] == (n * 2 * d - n * (d + 4)) // (4 * d) / n
+    lost = []
+    for q, s in zip(head.queries, head.scores, strict=True):
+        bound = []
+        for at in range(0, n, 16):
+            page = head.keys[at : at + 16]
+            ends = zip(q, page.min(axis=0), page.max(axis=0), strict=True)
+            bound.append(math.fsum(max(x * low, x * high) for x, low, high in ends))
+        best = sorted(range(n // 16), key=lambda i: -bound[i])[:pages]
+        held = math.fsum(math.exp(s[16 * i + j]) for i in best for j in range(16))
+        lost.append(1 - held / math.fsum(map(math.exp, s)))
+    assert found[page_bounds.PAGES]["lost"] == pytest.approx(np.mean(lost), rel=1e-9)
+    assert page_bounds.CODES not in page_bounds.picked(head, 0.25, 2)

@@ -108,6 +108,25 @@ def test_window_fit_of_the_example(tmp_path: Path) -> None:
     assert f"k = {fixed['alpha']:.1f}" in told
 
 
+def test_a_given_exponent_and_budget_are_those_of_the_windows(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_cache(path, m=64, n=64, d=4, dtype="F32", spread=1.3)
+    own = window_fit.measure(path, EPS)["all"]
+    found = window_fit.measure(path, EPS, exponent=0.001, keys=5.5)["all"]
+    fixed, power, certified = found["losses"]
+    rows = 64 * 3 * len({(h["layer"], h["head"]) for h in found["heads"]})
+    assert fixed["kept"] == power["kept"] == 5.5 * rows
+    assert (found["exponent"], own["exponent"]) == (0.001, own["fit"]["C"])
+    assert power["alpha"] == pytest.approx(fixed["alpha"], rel=0.01)
+    # The law that is fitted, and certified selection, are as they were.
+    assert (found["fit"], certified) == (own["fit"], own["losses"][2])
+    for keys in (0.5, 38.0, float("nan")):
+        with pytest.raises(SystemExit, match=r"--keys .*: give 1 to 37.3"):
+            window_fit.measure(path, EPS, keys=keys)
+    with pytest.raises(SystemExit, match="--exponent nan: give a C"):
+        window_fit.measure(path, EPS, exponent=float("nan"))
+
+
 def test_too_few_lengths_are_refused(tmp_path: Path) -> None:
     write_cache(tmp_path / "short.safetensors", n=63)
     with pytest.raises(SystemExit, match=r"2 lengths from 16 keys on.*smaller --shortest"):
