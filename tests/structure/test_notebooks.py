@@ -13,8 +13,8 @@ from repository import ROOT
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
-def test_there_is_one() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["quickstart.ipynb"]
+def test_there_are_two() -> None:
+    assert [path.name for path in NOTEBOOKS] == ["quickstart.ipynb", "top_k_theory.ipynb"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -22,6 +22,7 @@ def test_what_is_stored_is_what_is_shown(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
+    pytest.importorskip("safetensors")
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.chdir(tmp_path)
     notebook = json.loads(path.read_text())
