@@ -22,12 +22,12 @@ def scale_r(bound: float, query_weights: Array, key_weights: Array) -> float:
 
 def size(n: int, alpha: float, exponent: float) -> int:
     """Return the keys of a window, from 1 to n."""
-    return min(n, max(1, math.ceil(alpha * n**exponent)))
+    return min(n, max(1, math.ceil(alpha * math.pow(n, exponent))))
 
 
 def equal_alpha(lengths: Sequence[int], exponent: float, constant: float) -> float:
     """Return the alpha by which n rows of each length keep as many keys as a constant window."""
-    return constant * sum(lengths) / sum(n ** (1 + exponent) for n in lengths)
+    return constant * sum(lengths) / sum(math.pow(n, 1 + exponent) for n in lengths)
 
 
 def attention(scores: Array) -> Array:

@@ -7,6 +7,8 @@ Certified bounds are `certk_rs.bounds.single_gap`, `multi_gap`, `blockwise` and 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from papers.common import Array
 
@@ -32,7 +34,7 @@ def multi_gap(scores: Array, k: int, cuts: list[int]) -> float:
     """
     weights = np.exp(-np.sort(-scores) - scores.max())
     ends = [0, *sorted({k, *cuts}), len(scores)]
-    runs = [(a, b) for a, b in zip(ends, ends[1:], strict=False) if a < b]
+    runs = [(a, b) for a, b in pairwise(ends) if a < b]
     dropped = sum((b - a) * weights[a] for a, b in runs if a >= k)
     return share(float(dropped), float(sum((b - a) * weights[b - 1] for a, b in runs if b <= k)))
 

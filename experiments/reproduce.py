@@ -43,8 +43,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 )  # fmt: skip
 HERE = Path(__file__).resolve().parent
 PAPERS = HERE.parent / "docs" / "papers.md"
-# Experiment, number of the verdict, outcome, verdict.
-_ROW = re.compile(r"^\|.*\| `([a-z-]+)` (\d+) \| (.*) \| \[(holds|fails)\]\(.*\) \|$", re.M)
+# Experiment, number of the verdict, verdict, outcome.
+_ROW = re.compile(r"^\|.*\| \[([a-z-]+) (\d+)\]\(\S*\) \| (holds|fails): (.*) \|$", re.M)
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:
@@ -91,18 +91,18 @@ def word(verdict: Verdict) -> str:
 
 
 def told(text: str) -> dict[tuple[str, int], tuple[str, str]]:
-    """Return the outcome and the verdict of each row of docs/papers.md, by experiment and place."""
-    return {(name, int(i)): (outcome, held) for name, i, outcome, held in _ROW.findall(text)}
+    """Return the verdict and the outcome of each row of docs/papers.md, by experiment and place."""
+    return {(name, int(i)): (held, outcome) for name, i, held, outcome in _ROW.findall(text)}
 
 
 def differences(text: str, judged: Mapping[str, Sequence[Verdict]]) -> list[str]:
     """Return a line for each verdict that a page tells otherwise."""
     rows = told(text)
     return [
-        f"{name} {i}: the page says that it {rows[name, i][1]}, and it {word(verdict)}"
+        f"{name} {i}: the page says that it {rows[name, i][0]}, and it {word(verdict)}"
         for name, verdicts in judged.items()
         for i, verdict in enumerate(verdicts, 1)
-        if (name, i) in rows and rows[name, i][1] != word(verdict)
+        if (name, i) in rows and rows[name, i][0] != word(verdict)
     ]
 
 

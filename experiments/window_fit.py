@@ -247,7 +247,9 @@ def show(found: dict[str, Any]) -> None:
         low, high = fit["C_interval"]
         law = f"{fit['C']:.3f} ({low:.3f} to {high:.3f})"
         for one in each["losses"]:
-            form = {FIXED: "k = {:.1f}", POWER: f"{{:.3g}} n^{each['exponent']:.3g}"}.get(one["rule"])
+            form = {FIXED: "k = {:.1f}", POWER: f"{{:.3g}} n^{each['exponent']:.3g}"}.get(
+                one["rule"]
+            )
             kept_by = form.format(one["alpha"]) if form else one["rule"]
             print(
                 f"{layer!s:>5}  {law:22}  {kept_by:13} {one['kept']:7}  {one['mean_mass']:.4f}  "
@@ -268,9 +270,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="a JSON file for all figures")
     options = parser.parse_args()
-    found = measure(
-        options.cache, options.eps, options.shortest, options.exponent, options.keys
-    )
+    found = measure(options.cache, options.eps, options.shortest, options.exponent, options.keys)
     show(found)
     if options.out is not None:
         options.out.write_text(json.dumps(found, indent=1))

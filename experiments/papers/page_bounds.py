@@ -32,8 +32,7 @@ ABOUT = (
     "(d + 4 bytes a key) picks single keys. Both read keys and values of what they pick, under one "
     "budget of bytes, as a share of a cache with entries of 2 or 4 bytes. The mass that is lost is "
     "that of the keys not picked, and its proven bound is what page bounds or codes say of them. "
-    "Rows are those of a small encoder (n = 512, d = 32) and not of a long context, for which Quest "
-    "is made."
+    "Rows are those of a small encoder (n = 512, d = 32); Quest is made for long contexts."
 )
 PAGE = 16
 SHARES = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875)

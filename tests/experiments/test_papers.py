@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,7 @@ CHANGES = [
     ("gaussian-rule", 0, each("rows", 0.9, "rule"), None),
     ("gaussian-rule", 1, each("rows", 1e-5, "rule"), each("rows", 1.0, "rule")),
     ("gaussian-rule", 2, each("rows", 0.9, "finite"), None),
+    ("gaussian-rule", 3, each("largest", 0.5, "beyond"), None),
     ("bert-table", 0, each("rows", 128, "mc_balls"), each("rows", 60, "mc_balls")),
     ("bert-table", 1, each("rows", 5, "gaussian"), None),
     ("identity", 0, lambda data: data.update(off=1e-3), None),
@@ -165,3 +167,38 @@ def test_attention_beyond_its_bound_is_counted(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(certified_attention, "attention", worse)
     assert not certified_attention.verdicts(certified_attention.run(Settings(quick=True)))[0].holds
+
+
+def numbers(text: str) -> set[float]:
+    return {float(each) for each in re.findall(r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", text)}
+
+
+def test_the_page_of_the_papers_says_what_the_stored_outcomes_say() -> None:
+    rows = reproduce.told(reproduce.PAPERS.read_text())
+    assert len(rows) >= 20
+    for (name, place), (held, outcome) in rows.items():
+        stored = (reproduce.HERE / "outcomes" / f"{name}.md").read_text()
+        judged = re.findall(r"^\| (.*) \| .* \| (holds|fails) \|$", stored, re.M)
+        assert judged[place - 1][1] == held, (name, place)
+        assert numbers(outcome) <= numbers(stored), (name, place)
+        quickly = BY_NAME[name].verdicts(quick(name))
+        assert len(judged) == len(quickly)
+        # Every claim of the papers has its row.
+        of_papers = {i for i, (claim, _) in enumerate(judged, 1) if claim[:3] in ("A: ", "B: ")}
+        assert of_papers <= {i for other, i in rows if other == name}
+
+
+def test_other_verdicts_than_those_of_the_page_fail_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = reproduce.PAPERS.read_text()
+    page = tmp_path / "papers.md"
+    monkeypatch.setattr(reproduce, "PAPERS", page)
+    page.write_text(text)
+    reproduce.main(["identity", "--out", str(tmp_path)])
+    changed = re.sub(r"(\[identity 1\]\(\S*\) \| )holds", r"\1fails", text)
+    assert changed != text
+    page.write_text(changed)
+    with pytest.raises(SystemExit, match="identity 1: the page says that it fails, and it holds"):
+        reproduce.main(["identity", "--out", str(tmp_path)])
+    assert (tmp_path / "identity.md").exists()

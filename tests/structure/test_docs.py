@@ -8,6 +8,7 @@ Rust blocks run in `cargo test --doc`.
 from __future__ import annotations
 
 import enum
+import math
 import os
 import re
 import shutil
@@ -32,7 +33,7 @@ ELSEWHERE = {
     "docs/kvpress.md": "tests/transformers/test_kvpress.py",
     "docs/cluster.md": "tests/files/test_ray.py",
 }
-LANGUAGES = {"python", "sh", "rust", "toml", "text", "json"}
+LANGUAGES = {"bibtex", "python", "sh", "rust", "toml", "text", "json"}
 
 
 def _cache() -> dict[str, Any]:
@@ -401,3 +402,50 @@ def test_the_decoder_of_the_example_is_as_large_as_the_page_says(
         )  # fmt: skip
     weights = sum(each.numel() for each in model.parameters())
     assert f"{weights / 1e6:.1f}" == millions
+
+
+def test_the_certificate_by_hand_is_right() -> None:
+    """Weights and masses by math.exp; the library sees the scores alone."""
+    given, eps, total, masses, two, three, kept = says(
+        "docs/concepts.md",
+        r"Six scores are (.*?) and eps is ([.\d]+)\. .* add up to ([\d.]+), so the masses are "
+        r"(.*?)\. The best two keys leave ([.\d]+), the best three ([.\d]+): keys (.*) stay",
+    )
+    scores = [float(each) for each in given.split(",")]
+    weights = [math.exp(each) for each in scores]
+    assert f"{sum(weights):.2f}" == total
+    shares = [each / sum(weights) for each in weights]
+    assert [float(each) for each in masses.split(",")] == [round(each, 4) for each in shares]
+    assert [float(two), float(three)] == [round(math.fsum(shares[k:]), 4) for k in (2, 3)]
+    assert float(three) <= float(eps) < float(two)
+    assert kept == "0, 1 and 2"
+    tail = math.fsum(shares[3:])
+    low, high, mass, kl, again = says(
+        "docs/concepts.md",
+        r"interval ([.\d]+) to ([.\d]+)\. KL\(.*?ln\(1 - ([.\d]+)\) is ([.\d]+), and 1 - "
+        r"e\^-([.\d]+)",
+    )
+    assert float(low) < tail < float(high)
+    found = ck.select(np.array(scores, np.float32), float(eps))
+    assert found.row(()).tolist() == [0, 1, 2]
+    assert f"{found.tail_mass_lower:.6f}".lstrip("0") == low
+    assert f"{found.tail_mass_upper:.6f}".lstrip("0") == high
+    assert float(mass) == round(tail, 4)
+    assert float(kl) == float(again) == round(-math.log(1 - tail), 4)
+    assert 1 - math.exp(math.log(1 - tail)) == pytest.approx(tail)
+
+
+def test_the_comparison_says_what_the_outcome_of_page_bounds_says() -> None:
+    stored = (ROOT / "experiments" / "outcomes" / "page-bounds.md").read_text()
+    rows = re.findall(
+        r"^\| (\d) \| ([\d.]+) \| (.*?) \| [\d.]+ \| ([\d.]+) .* ([\d.]+) \|$", stored, re.M
+    )
+    at = {(int(w), float(s), m[:4]): (float(lost), float(b)) for w, s, m, lost, b in rows}
+    told = says(
+        "docs/comparison.md",
+        r"lose ([.\d]+) of the mass and our codes ([.\d]+); in half precision ([.\d]+) and "
+        r"([.\d]+)\. .* hold, lose ([.\d]+)\. .* at most ([.\d]+), codes of ([.\d]+)\.",
+    )
+    lost = [at[w, 0.5, m][0] for w in (4, 2) for m in ("page", "code")] + [at[4, 0.5, "best"][0]]
+    bounds = [at[4, 0.5, m][1] for m in ("page", "code")]
+    assert [float(each) for each in told] == [round(each, 3) for each in [*lost, *bounds]]

@@ -104,6 +104,8 @@ def run_page(page: str, names: dict[str, Any]) -> None:
             check_dependencies(block.text, where)
         elif block.language == "json":
             json.loads(block.text)
+        elif block.language == "bibtex":
+            check_references(block.text, where)
         else:
             # Rust blocks are run by `cargo test --doc` (src/lib.rs).
             assert block.language == "rust", f"{where}: a block in {block.language!r}"
@@ -131,6 +133,20 @@ def check_dependencies(text: str, where: str) -> None:
     for feature in re.findall(r"features = \[(.*?)\]", asked[0][1]):
         for each in re.findall(r'"(.*?)"', feature):
             assert re.search(rf"^{each} = \[", ours, re.M), f"{where}: no feature {each}"
+
+
+def check_references(text: str, where: str) -> None:
+    """See that BibTeX has the titles, authors and numbers of arXiv that CITATION.cff has."""
+    cited = (ROOT / "CITATION.cff").read_text().partition("references:")[2]
+    entries = text.split("@misc")[1:]
+    found = [dict(re.findall(r"(\w+) = \{(.*?)\}", entry)) for entry in entries]
+    assert [f"arXiv:{each['eprint']}" for each in found] == re.findall(r"arXiv:[\d.]+", cited), (
+        where
+    )
+    assert [each["title"] for each in found] == re.findall(r"title: (.*)", cited), where
+    names = [name for each in found for name in each["author"].split(" and ")]
+    families, given = (re.findall(rf"{kind}-names: (.*)", cited) for kind in ("family", "given"))
+    assert names == [f"{f}, {g}" for f, g in zip(families, given, strict=True)], where
 
 
 def run_line(line: str, where: str) -> None:
