@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import re
 from collections.abc import Iterator
 
 import pytest
 from flint import arb, arb_series, ctx
 
-from budget_page import BITS, PAGE, Budget, code, files, names, place_of
+from budget_page import BITS, KNOWN, PAGE, Budget, code, evaluate, files, names, place_of
 from gappa_scripts import ball, exponential
 from repository import ROOT
 
@@ -99,11 +100,18 @@ NAMED = {
 }
 # Pieces of lines: what is aimed at and judged afterwards, and what keeps a divisor from 0.
 INLINE = {
+    "src/index/best_first.rs": ["1.001 * self.eps / (1.0 - self.eps)"],
+    "src/keepset/overshoot.rs": ["<= 1.01 * most"],
+    "src/select/job.rs": ["like_so_far * (1.02 + 0.5 / so_far.sqrt())"],
     "src/attention/query_rows.rs": ["!(1e-30..=1e30).contains(cap)"],
     "src/attention/error_bound.rs": ["(2.0 * ball.radius + rounded) * (1.0 - 1e-9);"],
     "src/attention/heavy_keys.rs": ["floor.max(f32::MIN_POSITIVE)"],
     "src/index/prepared.rs": [".max(f64::MIN_POSITIVE)"],
     "src/index/threshold_search.rs": [
+        "scratch.excess.unwrap_or(1.03)",
+        "(upper / self.eps).clamp(1.001, 4.0) * 1.001",
+        "(ratio * 1.0005).min(4.0)",
+        "(miss * 1.001).clamp(1.001, 4.0)",
         "(sums.weights + sums.rest) * (1.0 + 1e-6)",
         "ratio > 1.0 - 1e-6",
         "/ (1.0 + odds) * (1.0 - 1e-6)",
@@ -120,6 +128,8 @@ INLINE = {
 TOKEN = re.compile(
     r"\b\d[\d_.]*e-\d+|powi\(-\d+\)|f(?:32|64)::EPSILON|f(?:32|64)::MIN_POSITIVE"
     r"|\* (?:U|V|UNIT)\b|const \w+: f(?:32|64)\b|from_bits\(1\)"
+    # Factors for a second order: 1.01, 1.001.
+    r"|\b[1-9]\.0\d*[1-9]\d*"
 )
 
 
@@ -149,6 +159,29 @@ def test_a_constant_covers_its_formula(name: str) -> None:
         assert row.ratio == stated(ratio)
     # What is far too large says why.
     assert ("wide:" in row.why) == (ratio > 1.5)
+
+
+def between(name: str, points: int) -> Iterator[dict[str, arb]]:
+    """Yield values of a row's variables that lie anywhere between those which are tried."""
+    rng = random.Random(name)
+    ends = {
+        each: [float(evaluate(text, KNOWN).mid()) for text in BUDGET.tried[each]]
+        for each in sorted(BUDGET.free(name))
+    }
+    for _ in range(points):
+        at = {}
+        for each, values in ends.items():
+            low, high = max(min(values), 1e-6), max(values)
+            value = low * (high / low) ** rng.random()
+            at[each] = arb(value if each == "more" else round(value))
+        yield at
+
+
+@pytest.mark.parametrize("name", [name for name in CONSTANTS if BUDGET.free(name)])
+def test_a_constant_covers_its_formula_between_the_values_tried(name: str) -> None:
+    for at in between(name, 40):
+        needed, given = BUDGET.value(name, at), BUDGET.constant(name, at)
+        assert given >= needed, {each: str(value) for each, value in at.items()}
 
 
 def test_standings_are_those_that_the_page_explains() -> None:
