@@ -33,9 +33,16 @@ Proof.
   rewrite (Rmult_comm D). apply Rmult_le_compat_l; auto.
 Qed.
 
-(* Y of the page. *)
-Theorem root_bound : total keys (fun k => w k * Rabs (x k)) <= Rmin (X * sqrt squares) (D * total keys w).
-Proof. apply Rmin_glb; [apply cross_squares | now apply cross_each]. Qed.
+(* From bounds of the sum of weights and of that of their squares. *)
+Definition root (W1 W2 : R) := Rmin (X * sqrt W2) (D * W1).
+
+Theorem root_bound W1 W2 : 0 <= D -> total keys w <= W1 -> squares <= W2 ->
+  total keys (fun k => w k * Rabs (x k)) <= root W1 W2.
+Proof.
+  intros D0 H1 H2. apply Rmin_glb.
+  - eapply Rle_trans; [apply cross_squares|]. apply Rmult_le_compat_l; [easy | now apply sqrt_le_1_alt].
+  - eapply Rle_trans; [now apply cross_each|]. now apply Rmult_le_compat_l.
+Qed.
 
 Lemma curved_largest m : (forall k, In k keys -> w k <= m) -> 0 <= m ->
   total keys (fun k => w k * (x k * x k)) <= m * (X * X).
@@ -62,15 +69,22 @@ Proof.
   intros D0. rewrite Rmult_assoc. apply curved_root; [easy | now apply cross_each].
 Qed.
 
-(* G of the page, from the largest weight m. *)
-Theorem curved_bound m : 0 <= m -> 0 <= D -> (forall k, In k keys -> w k <= m) ->
-  total keys (fun k => w k * (growth D * (x k * x k)))
-  <= growth D * Rmin (m * (X * X)) (Rmin (D * Rmin (X * sqrt squares) (D * total keys w)) (D * D * total keys w)).
+(* And from one of the largest weight: what the exponentials have beyond 1 + x. *)
+Definition curved (W1 W2 m : R) :=
+  growth D * Rmin (m * (X * X)) (Rmin (D * root W1 W2) (D * D * W1)).
+
+Theorem curved_bound W1 W2 m : 0 <= D -> total keys w <= W1 -> squares <= W2 ->
+  0 <= m -> (forall k, In k keys -> w k <= m) ->
+  total keys (fun k => w k * (exp (x k) - 1 - x k)) <= curved W1 W2 m.
 Proof.
-  intros M0 D0 M.
-  rewrite (total_ext _ _ (fun k => growth D * (w k * (x k * x k)))) by (intros; ring).
-  rewrite total_times. apply Rmult_le_compat_l; [apply growth_nonneg|].
-  repeat apply Rmin_glb; [now apply curved_largest | now apply curved_root, root_bound | now apply curved_each].
+  intros D0 H1 H2 M0 M.
+  apply Rle_trans with (growth D * total keys (fun k => w k * (x k * x k))).
+  - rewrite <- total_times. apply total_le. intros k I.
+    specialize (weights k I). pose proof (exp_le_parabola D (x k) (each k I)). nra.
+  - apply Rmult_le_compat_l; [apply growth_nonneg|]. repeat apply Rmin_glb.
+    + now apply curved_largest.
+    + now apply curved_root, root_bound.
+    + eapply Rle_trans; [now apply curved_each|]. apply Rmult_le_compat_l; nra.
 Qed.
 
 Let real (r : key -> R) k := w k * exp (x k + r k).
