@@ -20,7 +20,7 @@ SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 .NOTPARALLEL:
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-service test-candle test-aarch64 test-aarch64-portable install-aarch64 prove install-gappa test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-miri test-valgrind lint fmt bench reproduce wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
+.PHONY: help demo test test-rust test-python test-older test-service test-candle test-aarch64 test-aarch64-portable install-aarch64 prove install-gappa install-coq test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-miri test-valgrind lint fmt bench reproduce wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -35,8 +35,8 @@ help:
 	@echo 'make test-aarch64 the Rust tests for aarch64 with NEON, under emulation (needs packages, and names those that are missing)'
 	@echo 'make test-aarch64-portable  the same with portable code'
 	@echo 'make install-aarch64  what that needs, on Debian, as root'
-	@echo 'make prove        proves the rounding of the exponentials by Gappa, and recomputes the error budget of docs/soundness.md'
-	@echo 'make install-gappa  what that needs, on Debian, as root'
+	@echo 'make prove        proves the rounding of the exponentials by Gappa, and theorems by Coq; recomputes the budget of docs/soundness.md'
+	@echo 'make install-gappa install-coq  what that needs, on Debian, as root'
 	@echo 'make test-msrv    checks that all crates compile with the oldest Rust that Cargo.toml promises'
 	@echo 'make install-msrv that Rust, by rustup'
 	@echo 'make fuzz-smoke   the fuzz targets over their seeds and over random inputs, by any compiler (less than two minutes)'
@@ -167,11 +167,16 @@ install-gappa:
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends gappa
 
-# A run of all tests passes over the proofs where Gappa is missing; this does not.
+install-coq:
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends coq
+
+# A run of all tests passes over the proofs where Gappa or Coq is missing; this does not.
 prove: $(VENV)/.dev
 	@command -v gappa > /dev/null || { echo 'missing: gappa'; echo 'On Debian, as root: make install-gappa'; exit 1; }
-	@echo '== rounding of the exponentials by Gappa, and the error budget'
-	$(BIN)/python -m pytest -m '' tests/structure/test_gappa.py tests/structure/test_soundness_budget.py
+	@command -v coqc > /dev/null || { echo 'missing: coqc'; echo 'On Debian, as root: make install-coq'; exit 1; }
+	@echo '== rounding of the exponentials by Gappa, the error budget, and theorems by Coq'
+	$(BIN)/python -m pytest -m '' tests/structure/test_gappa.py tests/structure/test_soundness_budget.py tests/structure/test_coq.py
 
 # By the release that rust-version names and by no newer one: what passes with another says nothing of it.
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)

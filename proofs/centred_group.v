@@ -1,4 +1,4 @@
-(* What errors of codes can move between a set of keys and the rest: the largest over all sets. *)
+(* The most that errors of codes move between a set of keys and the rest, over all sets. *)
 
 Require Import Certk.sums Certk.exponential Certk.gram_certificate.
 
@@ -60,7 +60,7 @@ Definition centred : R :=
   Rmin (X * sqrt (kappa_squared (Rmin 1 (W2 / (m * U))) * W2)) (D * (eta (W1 / U) * U)).
 
 (* Keys of S count with 1 - p and the others with p, where keys of S have at most the share p. *)
-Theorem centred_bound S p : 0 <= p <= 1 / 2 -> total keys (part S u) <= p * U ->
+Lemma centred_bound S p : 0 <= p <= 1 / 2 -> total keys (part S u) <= p * U ->
   total keys (fun k => (if S k then 1 - p else p) * u k * Rabs (x k)) <= centred.
 Proof.
   intros P B. destruct positive as [m0 [U0 D0]].

@@ -1,4 +1,5 @@
-(* A row of coded attention as a whole: keys with exact scores, and groups of keys with codes of one kind each. *)
+(* A row of coded attention as a whole: keys with exact scores, and groups of keys with codes of one kind each.
+   Used in docs/soundness.md under "Coded attention". *)
 
 Require Import Certk.sums Certk.total_variation Certk.exponential Certk.gram_certificate Certk.coded_weights Certk.centred_group.
 
@@ -100,7 +101,7 @@ Proof.
 Qed.
 
 (* The plain and the centred bound of the total variation distance. *)
-Theorem plain U_low U_high : 0 < U_low <= U -> U <= U_high ->
+Theorem plain_distance U_low U_high : 0 < U_low <= U -> U <= U_high ->
   let K := exp rho * (Y + G) + (exp rho - 1) * U_high + F in
   let L := Rmin U_high (Y + (exp rho - 1) * U_high) in
   distance keys (share keys u) (share keys w) <= Rmax K L / (U_low + (Rmax K L - L)).

@@ -65,7 +65,7 @@ Proof.
   apply Rmult_le_pos; [auto | apply Rabs_pos].
 Qed.
 
-Theorem masses_low : exp (- rho) * (U - Y) <= Z.
+Lemma masses_low : exp (- rho) * (U - Y) <= Z.
 Proof.
   apply Rle_trans with (exp (- rho) * total keys (fun k => u k - u k * Rabs (x k))).
   - apply Rmult_le_compat_l; [left; apply exp_pos|]. rewrite total_minus. fold U. lra.
@@ -90,7 +90,7 @@ Proof.
   rewrite !total_plus, !total_times, total_plus. fold U. pose proof (exp_pos rho). nra.
 Qed.
 
-Theorem changes_more : more keys u real <= exp rho * (Y + G) + (exp rho - 1) * U + F.
+Lemma changes_more : more keys u real <= exp rho * (Y + G) + (exp rho - 1) * U + F.
 Proof.
   apply (collect (fun k => u k * Rabs (x k))); [easy|]. intros k I.
   specialize (used k I). specialize (lost k I).
@@ -104,7 +104,7 @@ Proof.
   lra.
 Qed.
 
-Theorem changes_less : less keys u real <= Y + (exp rho - 1) * U.
+Lemma changes_less : less keys u real <= Y + (exp rho - 1) * U.
 Proof.
   apply Rle_trans with (total keys (fun k => u k * Rabs (x k) + (exp rho - 1) * u k)).
   - apply total_le. intros k I. specialize (used k I). specialize (lost k I).
@@ -116,14 +116,14 @@ Proof.
   - rewrite total_plus, total_times. fold U. lra.
 Qed.
 
-Theorem masses_high : Z <= exp rho * (U + Y + G) + F.
+Lemma masses_high : Z <= exp rho * (U + Y + G) + F.
 Proof.
   pose proof changes_more. pose proof (more_minus_less keys u real) as E.
   pose proof (less_nonneg keys u real). fold U Z in E. lra.
 Qed.
 
 (* The used sum enters by bounds from both sides. *)
-Theorem plain_bound U_low U_high : 0 < U_low <= U -> U <= U_high ->
+Lemma plain_bound U_low U_high : 0 < U_low <= U -> U <= U_high ->
   let K := exp rho * (Y + G) + (exp rho - 1) * U_high + F in
   let L := Rmin U_high (Y + (exp rho - 1) * U_high) in
   distance keys (share keys u) (share keys real) <= Rmax K L / (U_low + (Rmax K L - L)).
@@ -140,7 +140,7 @@ Qed.
 Definition crossing S (k : key) : R :=
   let p := total keys (part S u) / U in if S k then 1 - p else p.
 
-Theorem centred_row H Z_low :
+Lemma centred_row H Z_low :
   (forall S, total keys (part S u) <= U / 2 -> total keys (fun k => crossing S k * u k * Rabs (x k)) <= H) ->
   0 < Z_low <= Z ->
   distance keys (share keys u) (share keys real) <= (exp rho * (H + G) + (exp rho - 1) * U + F) / Z_low.
@@ -167,7 +167,8 @@ Proof.
   assert (C : total keys (fun k => Rabs (e k) * u k * Rabs (x k)) <= H).
   { destruct (Rle_lt_dec (total keys (part S u)) (U / 2)) as [h|h].
     - eapply Rle_trans; [|apply (HH S h)]. apply Req_le, total_ext. intros k _.
-      unfold crossing, e. fold p. destruct (S k); [rewrite Rabs_pos_eq by lra | rewrite Rabs_Ropp, Rabs_pos_eq by lra]; reflexivity.
+      unfold crossing, e. fold p. destruct (S k);
+        [rewrite Rabs_pos_eq by lra | rewrite Rabs_Ropp, Rabs_pos_eq by lra]; reflexivity.
     - eapply Rle_trans; [|apply (HH (out S)); lra]. apply Req_le, total_ext. intros k _.
       unfold crossing, e. replace (total keys (part (out S) u) / U) with (1 - p) by (unfold p; rewrite US; field; lra).
       unfold out. destruct (S k); simpl; [rewrite Rabs_pos_eq by lra | rewrite Rabs_Ropp, Rabs_pos_eq by lra]; ring. }
@@ -181,13 +182,15 @@ Proof.
     assert (0 <= u k * beyond) by nra.
     unfold e. destruct (S k).
     - rewrite Rabs_pos_eq by lra.
-      assert (step : u k * (exp (x k + r k) - 1) <= u k * (exp rho * (Rabs (x k) + beyond) + (exp rho - 1))) by (apply Rmult_le_compat_l; nra).
+      assert (step : u k * (exp (x k + r k) - 1) <= u k * (exp rho * (Rabs (x k) + beyond) + (exp rho - 1)))
+        by (apply Rmult_le_compat_l; nra).
       apply Rle_trans with ((1 - p) * (u k * (exp rho * (Rabs (x k) + beyond) + (exp rho - 1)) + flushed k)).
       + apply Rmult_le_compat_l; [lra|]. unfold real. lra.
       + assert (0 <= exp rho * (u k * beyond)) by nra. assert (0 <= (exp rho - 1) * u k) by nra. nra.
     - rewrite Rabs_Ropp, Rabs_pos_eq by lra.
       assert (- (exp rho * Rabs (x k)) <= exp (- rho) * x k) by nra.
-      assert (step : u k * (1 - exp (x k + r k)) <= u k * (exp rho * Rabs (x k) + (exp rho - 1))) by (apply Rmult_le_compat_l; lra).
+      assert (step : u k * (1 - exp (x k + r k)) <= u k * (exp rho * Rabs (x k) + (exp rho - 1)))
+        by (apply Rmult_le_compat_l; lra).
       apply Rle_trans with (p * (u k * (exp rho * Rabs (x k) + (exp rho - 1)))).
       + replace (- p * (real k - u k)) with (p * (u k - real k)) by ring.
         apply Rmult_le_compat_l; [lra|]. unfold real. lra.

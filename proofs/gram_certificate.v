@@ -1,4 +1,5 @@
-(* What keys with codes weigh: bounds from the sum of squares of the errors of their scores. *)
+(* Weights of keys with codes: bounds from the sum of squares of the errors of their scores.
+   Used in docs/soundness.md under "Codes of keys". *)
 
 Require Import Certk.sums Certk.exponential.
 
@@ -36,7 +37,7 @@ Qed.
 (* From bounds of the sum of weights and of that of their squares. *)
 Definition root (W1 W2 : R) := Rmin (X * sqrt W2) (D * W1).
 
-Theorem root_bound W1 W2 : 0 <= D -> total keys w <= W1 -> squares <= W2 ->
+Lemma root_bound W1 W2 : 0 <= D -> total keys w <= W1 -> squares <= W2 ->
   total keys (fun k => w k * Rabs (x k)) <= root W1 W2.
 Proof.
   intros D0 H1 H2. apply Rmin_glb.
@@ -69,11 +70,11 @@ Proof.
   intros D0. rewrite Rmult_assoc. apply curved_root; [easy | now apply cross_each].
 Qed.
 
-(* And from one of the largest weight: what the exponentials have beyond 1 + x. *)
+(* And from one of the largest weight: the part of the exponentials beyond 1 + x. *)
 Definition curved (W1 W2 m : R) :=
   growth D * Rmin (m * (X * X)) (Rmin (D * root W1 W2) (D * D * W1)).
 
-Theorem curved_bound W1 W2 m : 0 <= D -> total keys w <= W1 -> squares <= W2 ->
+Lemma curved_bound W1 W2 m : 0 <= D -> total keys w <= W1 -> squares <= W2 ->
   0 <= m -> (forall k, In k keys -> w k <= m) ->
   total keys (fun k => w k * (exp (x k) - 1 - x k)) <= curved W1 W2 m.
 Proof.

@@ -1,4 +1,5 @@
-(* One set for many rows: no set within every budget has fewer keys than a mixture of the rows allows. *)
+(* One set for many rows: no set within every budget has fewer keys than a mixture of the rows allows.
+   Used in docs/soundness.md under "One set for many rows". *)
 
 Require Import Lia Certk.sums.
 
@@ -6,7 +7,7 @@ Section KeepSet.
 Context {key row : Type}.
 Variable keys : list key.
 Variable rows : list row.
-(* What a key weighs in a row, what a row may lose, and the multiplier of a row. *)
+(* The weight of a key in a row, the budget and the multiplier of a row. *)
 Variable p : row -> key -> R.
 Variables budget y : row -> R.
 Hypothesis weights : forall r k, In r rows -> In k keys -> 0 <= p r k.
@@ -28,7 +29,7 @@ Lemma mixture_nonneg k : In k keys -> 0 <= mixture k.
 Proof. intros I. apply total_nonneg. intros r J. apply Rmult_le_pos; auto. Qed.
 
 (* A set within budget in every row is within the mixed budget. *)
-Theorem within_mixed_budget S :
+Lemma within_mixed_budget S :
   (forall r, In r rows -> total keys (part (out S) (p r)) <= budget r) ->
   total keys (part (out S) mixture) <= mixed_budget.
 Proof.
@@ -62,7 +63,7 @@ Proof.
 Qed.
 
 (* Where the best keys of the mixture leave more than the mixed budget, every set within budget has more keys than they are. *)
-Theorem fewest best S :
+Theorem fewest_keys best S :
   (forall i j, In i keys -> In j keys -> best i = true -> best j = false -> mixture j <= mixture i) ->
   mixed_budget < total keys (part (out best) mixture) ->
   (forall r, In r rows -> total keys (part (out S) (p r)) <= budget r) ->

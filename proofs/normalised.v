@@ -1,4 +1,5 @@
-(* Weights that are divided by their sums: the total variation distance from how much each has changed. *)
+(* Weights that are divided by their sums: the total variation distance from how much each has changed.
+   Used in docs/soundness.md under "Coded attention". *)
 
 Require Import Certk.sums Certk.total_variation.
 
@@ -13,7 +14,7 @@ Let Z := total keys w.
 Hypothesis some_used : 0 < U.
 Hypothesis some_real : 0 < Z.
 
-(* What weights have gained and lost. *)
+(* Gains and losses of weights. *)
 Definition more := total keys (fun k => Rmax (w k - u k) 0).
 Definition less := total keys (fun k => Rmax (u k - w k) 0).
 
@@ -67,7 +68,7 @@ Proof.
 Qed.
 
 (* The larger change over the larger sum. *)
-Theorem normalised_changes :
+Lemma normalised_changes :
   distance keys (share keys u) (share keys w) <= Rmax more less / Rmax U Z.
 Proof.
   assert (0 < / U) by now apply Rinv_0_lt_compat.

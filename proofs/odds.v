@@ -1,4 +1,5 @@
-(* From computed sums of kept and dropped weights to an interval for the dropped share. *)
+(* From computed sums of kept and dropped weights to an interval for the dropped share.
+   Used in docs/soundness.md under "From sums to an interval" and under "Codes of keys". *)
 
 Require Import Certk.sums.
 

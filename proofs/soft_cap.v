@@ -1,4 +1,5 @@
-(* Soft caps: c tanh(x/c) moves by at most as much as x does. *)
+(* Soft caps: c tanh(x/c) moves by at most as much as x does.
+   Used in docs/soundness.md under "Products q.k". *)
 
 Require Import Arith Certk.sums Certk.exponential.
 

@@ -1,4 +1,5 @@
-(* The total variation distance of two families of shares: half the sum of their differences. It is the largest gain of a set. *)
+(* The total variation distance of two families of shares: half the sum of their differences. It is the largest gain of a set.
+   Used in docs/soundness.md under "Two caches". *)
 
 Require Import Certk.sums.
 

@@ -1,4 +1,5 @@
-(* Attention that drops keys: the total variation distance from softmax attention is the dropped share. *)
+(* Attention that drops keys: the total variation distance from softmax attention is the dropped share.
+   Used in docs/soundness.md under "The promise". *)
 
 Require Import Certk.sums Certk.total_variation.
 

@@ -1,4 +1,5 @@
-(* Sums of vectors with factors: bounds from the largest eigenvalue of the sum of their outer products, or from a ball. *)
+(* Sums of vectors with factors: bounds from the largest eigenvalue of the sum of their outer products, or from a ball.
+   Used in docs/soundness.md under "Coded attention". *)
 
 Require Import Certk.sums Certk.total_variation.
 
@@ -52,7 +53,7 @@ Proof.
 Qed.
 
 (* Vectors of at most this length. *)
-Theorem longest_bound d v longest : (forall k, In k keys -> length_of (v k) <= longest) -> 0 <= longest ->
+Lemma longest_bound d v longest : (forall k, In k keys -> length_of (v k) <= longest) -> 0 <= longest ->
   length_of (combined d v) <= total keys (fun k => Rabs (d k)) * longest.
 Proof.
   intros H P. set (z := combined d v).
@@ -65,7 +66,7 @@ Proof.
 Qed.
 
 (* Averages over a ball with this centre differ by 2 R times the total variation distance of their shares. *)
-Theorem ball_bound p q v centre radius :
+Lemma ball_bound p q v centre radius :
   total keys p = total keys q ->
   (forall k, In k keys -> length_of (fun j => v k j - centre j) <= radius) -> 0 <= radius ->
   length_of (fun j => combined p v j - combined q v j) <= 2 * radius * distance keys p q.

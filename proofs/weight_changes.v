@@ -1,4 +1,5 @@
-(* Weights that change by factors within e^(+-s): the total variation distance is at most tanh(s/2). *)
+(* Weights that change by factors within e^(+-s): the total variation distance is at most tanh(s/2).
+   Used in docs/soundness.md under "Two caches". *)
 
 Require Import Certk.sums Certk.total_variation Certk.odds Certk.soft_cap.
 
@@ -33,12 +34,12 @@ Proof.
   rewrite !Rminus_0_r, (Rabs_pos_eq (s / 2)) in L by lra. apply abs_bounds in L. lra.
 Qed.
 
-Theorem factors {key : Type} (keys : list key) (u w : key -> R) s :
+Theorem distance_of_factors {key : Type} (keys : list key) (u w : key -> R) s :
   0 <= s -> (forall k, In k keys -> 0 <= u k) -> 0 < total keys u ->
   (forall k, In k keys -> exp (- s) * u k <= w k <= exp s * u k) ->
-  distance keys (share keys u) (share keys w) <= tanh (s / 2).
+  distance keys (share keys u) (share keys w) <= tanh (s / 2) <= s / 2.
 Proof.
-  intros S0 used U W.
+  intros S0 used U W. split; [|now apply tanh_half_le].
   pose proof (exp_pos s). pose proof (exp_pos (- s)).
   assert (one : exp (- s) * exp s = 1) by (rewrite <- exp_plus, Rplus_opp_l; apply exp_0).
   assert (real : forall k, In k keys -> 0 <= w k).
