@@ -32,23 +32,28 @@ Proof.
     + rewrite <- exp_plus, Rplus_opp_r, exp_0. lra.
 Qed.
 
+(* The factors of the page. *)
+Definition factor_of d f := f = 1 + d \/ f = / (1 - d) \/ f = exp d.
+
+Lemma near_factor f d : Rabs d < 1 -> factor_of d f -> near f d.
+Proof. intros S [->|[->| ->]]; auto using near_plus, near_inverse, near_exp. Qed.
+
 (* The product over a list of factors, each beside how far it is off, and the sum of that. *)
 Fixpoint product (factors : list (R * R)) : R :=
   match factors with [] => 1 | (f, _) :: rest => f * product rest end.
 Definition sizes (factors : list (R * R)) : R := total factors (fun each => Rabs (snd each)).
 
 Theorem product_of_factors factors S :
-  (forall f d, In (f, d) factors -> near f d) -> sizes factors <= S < 1 ->
+  (forall f d, In (f, d) factors -> factor_of d f) -> sizes factors <= S < 1 ->
   1 - S <= product factors <= / (1 - S).
 Proof.
   intros N B.
   assert (I : 1 - sizes factors <= product factors /\ product factors * (1 - sizes factors) <= 1).
   { assert (sizes factors < 1) by lra. clear B. revert H N. unfold sizes.
     induction factors as [|[f d] rest IH]; simpl; intros L N; [lra|].
-    assert (N' : near f d) by (apply N; now left).
     set (s := total rest (fun each => Rabs (snd each))) in *.
-    assert (0 <= s) by (apply total_nonneg; intros; apply Rabs_pos).
-    pose proof (Rabs_pos d). destruct N' as [Nl Nu].
+    assert (0 <= s) by (apply total_nonneg; intros; apply Rabs_pos). pose proof (Rabs_pos d).
+    destruct (near_factor f d) as [Nl Nu]; [lra | apply N; now left |].
     destruct IH as [Il Iu]; [lra | intros; apply N; now right |].
     set (P := product rest) in *.
     assert (0 < f) by lra. assert (0 < P) by lra. split.
