@@ -59,12 +59,6 @@ Proof.
   unfold real in M. specialize (used k I). specialize (lost k I). pose proof (exp_pos (x k + r k)). nra.
 Qed.
 
-Lemma root_nonneg : 0 <= Y.
-Proof.
-  eapply Rle_trans; [|exact root]. apply total_nonneg. intros k I.
-  apply Rmult_le_pos; [auto | apply Rabs_pos].
-Qed.
-
 Lemma masses_low : exp (- rho) * (U - Y) <= Z.
 Proof.
   apply Rle_trans with (exp (- rho) * total keys (fun k => u k - u k * Rabs (x k))).

@@ -1,5 +1,5 @@
 (* From computed sums of kept and dropped weights to an interval for the dropped share.
-   Used in docs/soundness.md under "From sums to an interval" and under "Codes of keys". *)
+   Used in docs/soundness.md under "From sums to an interval" and under "Codes of keys" and under "One set for many rows". *)
 
 Require Import Certk.sums.
 
@@ -130,3 +130,21 @@ Proof.
       apply Rmult_le_compat_l; [nra | easy].
 Qed.
 End Interval.
+
+(* The rest of a row, from the computed sums Z' of all keys and A' of some. Both have a relative error of at most a; what was
+   flushed adds up to at most F and G. *)
+Theorem rest_of_row Z A Z' A' a off F G :
+  0 <= a < 1 -> a / (1 - a) <= off -> 0 <= Z' -> 0 <= A' ->
+  Z' / (1 + a) <= Z <= Z' / (1 - a) + F -> A' / (1 + a) <= A <= A' / (1 - a) + G ->
+  Z' * (1 - off) - A' * (1 + off) - G <= Z - A <= Z' * (1 + off) + F - A' * (1 - off).
+Proof.
+  intros a01 O Z0 A0 HZ HA.
+  assert (below : forall x, 0 <= x -> x * (1 - off) <= x / (1 + a)).
+  { intros x X. apply Rmult_le_compat_l; [easy|].
+    replace (/ (1 + a)) with (1 - a / (1 + a)) by (field; lra).
+    assert (a / (1 + a) <= a / (1 - a)) by (apply Rmult_le_compat_l; [lra | apply Rinv_le_contravar; lra]). lra. }
+  assert (above : forall x, 0 <= x -> x / (1 - a) <= x * (1 + off)).
+  { intros x X. apply Rmult_le_compat_l; [easy|].
+    replace (/ (1 - a)) with (1 + a / (1 - a)) by (field; lra). lra. }
+  pose proof (below Z' Z0). pose proof (above Z' Z0). pose proof (below A' A0). pose proof (above A' A0). lra.
+Qed.

@@ -28,10 +28,6 @@ Proof.
   apply total_ext. intros k _. unfold part. destruct (S k); ring.
 Qed.
 
-Lemma share_nonneg w : (forall k, In k keys -> 0 <= w k) -> 0 < total keys w ->
-  forall k, In k keys -> 0 <= share w k.
-Proof. intros W T k I. apply Rmult_le_pos; [auto | now left; apply Rinv_0_lt_compat]. Qed.
-
 Lemma distance_swap p q : distance p q = distance q p.
 Proof. unfold distance. f_equal. apply total_ext. intros. apply Rabs_minus_sym. Qed.
 
