@@ -96,7 +96,7 @@ NAMED = {
     "src/select/read.rs": ["FLAT", "HIGHEST"],
     "src/select/weight_fn.rs": ["FAR", "STEEP"],
     "src/select/weights.rs": ["HIDDEN"],
-    "src/numerics/double_double.rs": ["DOUBT", "LN2"],
+    "src/numerics/double_double.rs": ["LN2"],
 }
 # Pieces of lines: what is aimed at and judged afterwards, and what keeps a divisor from 0.
 INLINE = {
