@@ -38,7 +38,10 @@ def import_cache(form: str, place: Place, out: Place, given: Given) -> Foreign:
     """
     if form not in FORMATS:
         raise CertkError(f"format is {form!r}: give {', '.join(FORMATS)}")
-    source = FORMATS[form](locate(place), given)
+    where = locate(place)
+    if where.kind() is None:
+        raise FileNotFoundError(2, "No such file or directory", str(where))
+    source = FORMATS[form](where, given)
     tensors = {
         f"layers.{layer}.{role}": stored
         for layer, stored in source.forms.items()

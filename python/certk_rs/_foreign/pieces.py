@@ -40,10 +40,7 @@ def listed(place: Location, given: Given, ends: tuple[str, ...]) -> list[Locatio
     Raises:
         CertkError: The order is not given, or names a file that is not there, or one twice.
     """
-    kind = place.kind()
-    if kind is None:
-        raise FileNotFoundError(2, "No such file or directory", str(place))
-    if kind != "directory":
+    if not place.is_directory():
         if given.order is not None:
             raise CertkError(f"{place}: --order lists files of a directory: give the directory")
         return [place]
