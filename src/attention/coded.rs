@@ -252,6 +252,7 @@ impl AttentionJob<'_> {
         for row in rows {
             let visibility = self.query_rows.row_visibility(row.number);
             let (offset, changes) = (self.offset(row), self.changes_scores());
+            let biases = self.biases(row.number)?;
             let scores = &mut row.scratch.query.scores[..];
             if changes && let Some(prepared) = &row.prepared {
                 let scores = &mut scores[..visibility.prefix];
@@ -319,9 +320,10 @@ impl AttentionJob<'_> {
             let of_codes = low.map_or(error.rho, |low| low.rho.max(error.rho));
             let mut rho = of_codes + row.query.error + exact + WEIGHT + slip + summed;
             if changes {
-                let most = self.most(&row.wide, longest);
+                // Of a score by code, whose key may be as much longer as its rest is long.
+                let most = 2.0 * self.most(&row.wide, longest);
                 // Adding the offset rounds as well.
-                rho += self.change_error(self.biases(row.number)?, most, true) + U * most;
+                rho += self.change_error(biases, most, true) + U * most;
             }
             all.push(Weighed {
                 shift,

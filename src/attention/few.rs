@@ -192,6 +192,17 @@ impl AttentionJob<'_> {
                 let farthest = exact.iter().fold(0.0f64, |most, score| most.max(score.abs()));
                 let list = row.kept.as_ref().map_or(Picked::From(0), |list| Picked::Listed(list));
                 self.change(row.number, list, exact);
+                if let Some(at) = exact.iter().position(|score| !score.is_finite()) {
+                    let mut place = self.query_rows.place(row.number);
+                    place.0.push(list.row(at));
+                    let problem = "added to a score it overflows float64; pass a smaller one";
+                    return Err(Error::Number {
+                        argument: "bias",
+                        place,
+                        value: exact[at],
+                        problem,
+                    });
+                }
                 row.query.error += self.change_error(self.biases(row.number)?, farthest, false);
             }
             let always = self.query_rows.options.even_if_slower;

@@ -28,7 +28,7 @@ const LEAST: f64 = 1.0 / 16_384.0;
 /// attention that was computed and that over the stored keys and values, and `within` of the error of each output. The former
 /// may be more than `eps`, where codes and the rows at hand prove no less.
 ///
-/// Of the options `scale`, `causal`, `lengths`, `mask`, `sinks`, `precision` and `threads` are used.
+/// Of the options `scale`, `causal`, `lengths`, `mask`, `sinks`, `soft_cap`, `bias`, `precision` and `threads` are used.
 ///
 /// ```
 /// use certk_rs::{AttentionOptions, IndexOptions, KeptRows, KeyIndex, ValueIndex, Vectors, attention_from_codes};

@@ -45,9 +45,10 @@ impl Listed {
         self.weights.iter().sum()
     }
 
-    /// Returns the sum of their squares.
+    /// Returns the sum of their squares, rounded up.
     pub(super) fn squares(&self) -> f64 {
-        self.weights.iter().map(|weight| weight * weight).sum()
+        let sum: f64 = self.weights.iter().map(|weight| weight * weight).sum();
+        sum * (1.0 + self.weights.len() as f64 * f64::EPSILON)
     }
 
     /// Returns bounds of the sums over some of the weights.

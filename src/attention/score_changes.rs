@@ -75,7 +75,9 @@ impl AttentionJob<'_> {
         let Some(bias) = self.query_rows.options.bias else { return };
         for_dtype!(bias.data, rows => {
             for (score, bias) in scores.iter_mut().zip(&rows.row(row)[from..]) {
-                *score += Into::<f64>::into(bias.widen()) as f32;
+                let sum = *score + Into::<f64>::into(bias.widen()) as f32;
+                // An overflow is not to look like a mask.
+                *score = if sum == f32::NEG_INFINITY { f32::MIN } else { sum };
             }
         });
     }

@@ -73,7 +73,7 @@ impl AttentionJob<'_> {
         let slip = 2.0 * f64::EPSILON * (sink.abs() + top.abs() + offset.abs());
         let weight = (sink - offset - top).exp();
         // What the real keys weigh at most, and the real sink at least.
-        let most = total * (error + slip).exp() * (1.0 + 1e-9) / (1.0 - upper);
+        let most = total * (error + slip).exp() * (1.0 + 1e-8) / (1.0 - upper);
         let least = weight.min(MOST) * (1.0 - 1e-9);
         let share = (1.0 / (1.0 + least / most) * UP).min(1.0);
         Sunk { total: total + weight, slip, own: total, sink, share }

@@ -72,6 +72,9 @@ impl AttentionJob<'_> {
             let (deep, query) = (PANEL_RUN + dim / PANEL_RUN, Measured::of(query));
             let Some(error) = self.narrow_error(query, norm, deep) else { continue };
             let error = error + changes;
+            if error == f64::INFINITY {
+                continue;
+            }
             let rounded = self.error_of_pieces(query, norm, true).map(|more| error + more);
             if let Some(error) = rounded.filter(|_| budget.short) {
                 let upper = self.short_distance(rows[at], self.changed_size(biases, most), error);
@@ -168,8 +171,12 @@ impl AttentionJob<'_> {
         (weights, sums): (f64, f64),
     ) -> Option<Answer> {
         let sunk = self.with_sink(row, total, (top, 0.0), (error, 0.0));
+        let seen = visibility.count();
+        if seen > 0 && total == 0.0 {
+            return None;
+        }
         let Sunk { total, slip, .. } = sunk;
-        let (seen, error) = (visibility.count(), error + slip);
+        let error = error + slip;
         let share = if total > 0.0 { 1.0 / total } else { 0.0 };
         out.iter_mut().for_each(|entry| *entry *= share);
         all_finite(&out[..self.values.dim()]).then(|| Answer {
@@ -305,7 +312,8 @@ fn biased(
             for (at, biases) in biases[..numbers.len()].iter().enumerate() {
                 let to = to[at..].iter_mut().step_by(PANEL_ROWS);
                 for (to, bias) in to.zip(&biases[first * LANES..]) {
-                    *to = Into::<f64>::into(bias.widen()) as f32;
+                    // Finite, so that it is not taken for a mask.
+                    *to = (Into::<f64>::into(bias.widen()) as f32).max(f32::MIN);
                 }
             }
         }

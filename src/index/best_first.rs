@@ -191,7 +191,8 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         let sums = Sums::computed(sums.weights, sums.squares, 1.0 + SUM_ROUNDING, sums.count);
         let down = grown(f64::from(largest) - top);
         let code_error = &self.prepared.code_error;
-        let mut upper = code_error.mass_upper(&sums) * down * (1.0 + SUM_ROUNDING);
+        // Not 0, which would outweigh any mass.
+        let mut upper = code_error.mass_upper(&sums) * down.max(NOTHING) * (1.0 + SUM_ROUNDING);
         let mut lower = code_error.mass_lower(&sums) * down * (1.0 - SUM_ROUNDING);
         // One by one: hardly ever better than all codes together, and slower.
         if self.rule == Rule::Mass || !upper.is_finite() {
@@ -258,7 +259,8 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
                     head: head - weight,
                     kept: k - 1,
                 };
-                fewer.lower(error, NOTHING) > self.eps
+                // The head is a difference.
+                fewer.lower(3.0 * error, NOTHING) > self.eps
             };
         let mut keys: Reused<u32> = kept.iter().map(|&i| known.keys[i]).collect();
         sorting::sort(&mut keys, Ord::cmp);

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -514,3 +515,34 @@ def test_rows_do_not_know_each_other() -> None:
             assert np.array_equal(alone.row(0), together.row(row))
             assert alone.tail_mass_upper[0] == together.tail_mass_upper[row]
             assert alone.tail_mass_lower[0] == together.tail_mass_lower[row]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"rule": "mass", "max_scored": 100},
+        {"rule": "mass", "max_scored": 300},
+        {"rule": "top_k", "k": 1},
+        {"rule": "gap"},
+    ],
+)
+@pytest.mark.parametrize("reach", [60.0, 300.0, 700.0])
+def test_keys_far_below_by_code_that_codes_say_little_of(how: dict[str, Any], reach: float) -> None:
+    """One best key lies 708 nats above all others by code, whose rests may be worth as much."""
+    n, d = 402, 2
+    t, top = 1 / 128, 708.3
+    r = np.float32(0.45 * t)
+    q = np.array([[[0, np.float32(reach / r * np.sqrt(2.0))]]], np.float32)
+    k = np.zeros((1, n, d), np.float32)
+    k[0, 2:, 0] = np.tile([1, 1, -1, -1], n // 4)[: n - 2] * 127 / 128
+    k[0, 2:, 1] = np.tile([r, -r, r, -r], n // 4)[: n - 2]
+    k[0, 0, 1] = top / q[0, 0, 1] * np.sqrt(2.0)
+    k[0, 1, 1] = -k[0, 0, 1]
+    found = ck.KeyIndex.build(k).search(q, 1e-3, **how)
+    scores = k[0].astype(np.longdouble) @ q[0, 0].astype(np.longdouble) / np.sqrt(np.longdouble(2))
+    weights = np.exp(scores - scores.max())
+    kept = np.zeros(n, bool)
+    kept[np.asarray(found.indices)] = True
+    lost = weights[~kept].sum() / weights.sum()
+    assert lost <= found.tail_mass_upper.astype(np.longdouble)[0, 0] * (1 + np.longdouble(1e-15))
+    assert found.tail_mass_lower.astype(np.longdouble)[0, 0] <= lost * (1 + np.longdouble(1e-15))

@@ -171,6 +171,14 @@ def test_caps_and_slopes_change_scores(certk: Any, cap: Any, slopes: Any) -> Non
     assert torch.allclose(found, batch.truth(None, cap, slopes), atol=1e-4)
 
 
+def test_slopes_beside_sinks_count_from_each_query(certk: Any) -> None:
+    certk.set_budget(1e-6)
+    batch, slopes = Batch(), [0.5, 0.1, 0.02, 2.0]
+    sinks = torch.tensor([0.0, 3.0, -torch.inf, 9.0])
+    found = batch.run(made(certk, sinks=sinks, alibi_slopes=slopes))[:TOKENS].double()
+    assert torch.allclose(found, batch.truth(sinks, None, slopes), atol=1e-4)
+
+
 def test_rows_that_are_not_causal_see_everything(certk: Any) -> None:
     certk.set_budget(1e-6)
     batch = Batch()

@@ -529,3 +529,17 @@ def test_forged_sets_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ck.CertkError, match="does not ascend from 0"):
             ct.from_cache(output)
         output.write_bytes(right)
+
+
+def test_a_part_of_nearly_no_share_still_has_an_error() -> None:
+    """Values of 1e30 beside a share of e^-40: the share rounds to 0, and their error does not."""
+    q = torch.tensor([[[1.0, 1.0]]])
+    one = ck.attention(q, torch.full((1, 1, 2), 20.0), torch.zeros(1, 1, 2), 0.0, scale=1.0)
+    keys = torch.tensor([[[0.1, 1e-9], [0.1, 0.0]]])
+    values = torch.tensor([[[1e30, 0.0], [-1e30, 0.0]]])
+    two = ck.attention(q, keys, values, 0.0, scale=1.0)
+    joined = _Part.of(one, None).joined(_Part.of(two, None))
+    score = float(keys[0, 0].double().sum()) - float(keys[0, 1].double().sum())
+    off = float(values[0, 0, 0]) * np.expm1(score) * np.exp(0.1 - 40.0)
+    assert off > 1000
+    assert abs(float(joined.out[0, 0, 0]) - off) <= joined.error()[0, 0]

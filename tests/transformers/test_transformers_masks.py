@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from certk_rs import CertkError
-from certk_rs.transformers.masks import visibility_of
+from certk_rs.transformers.masks import apart, visibility_of
 
 
 def shown(arguments: dict[str, Any], shape: tuple[int, int, int, int]) -> np.ndarray:
@@ -103,3 +103,16 @@ def test_the_usual_masks_need_no_mask() -> None:
 def test_what_is_no_mask_is_refused(mask: Any, says: str) -> None:
     with pytest.raises(CertkError, match=says):
         visibility_of(mask, True, (1, 2, 2, 3))
+
+
+def test_numbers_of_a_mask_and_a_bias_add_up_in_float64() -> None:
+    mask = torch.tensor([1.0, 0.0, torch.finfo(torch.bfloat16).min]).to(torch.bfloat16)
+    bias = torch.tensor([3 * 2.0**-9, 0.0, 1.0], dtype=torch.bfloat16)
+    seen, added = apart(mask[None, None, None], bias[None, None, None])
+    assert seen is not None
+    assert added is not None
+    assert seen[0, 0, 0].tolist() == [True, True, False]
+    assert added[0, 0, 0, :2].tolist() == [1 + 3 * 2.0**-9, 0.0]
+    # Zeros are no bias, and a mask of zeros and minima stays one.
+    plain = torch.tensor([0.0, torch.finfo(torch.float16).min]).half()
+    assert apart(plain, torch.zeros(2)) == (plain, None)

@@ -363,6 +363,7 @@ class _Part:
             more = other.ends
             middles = [(low + high) / 2 for low, high in (own, more)]
             unsure = sum((high - low) / 2 for low, high in (own, more)) + 2.0**-40
+            unsure = unsure + sum(np.abs(middle) for middle in middles) * 2.0**-50
             gap = middles[0] - middles[1]
             # An empty part has no weight, and what it puts out does not matter.
             gap = np.where(more[1] == -np.inf, np.inf, np.where(own[1] == -np.inf, -np.inf, gap))
@@ -386,8 +387,8 @@ class _Part:
             def error() -> NDArray[np.float64]:
                 with _native.DefaultFloats():
                     both = (
-                        np.where(share > 0, self.error(), 0),
-                        np.where(share < 1, other.error(), 0),
+                        np.where(own[1] > -np.inf, self.error(), 0),
+                        np.where(more[1] > -np.inf, other.error(), 0),
                     )
                     # Log-odds that are off by x move a share by x / 4 at most.
                     moved = np.minimum(unsure / 4, 1) * (apart + both[0] + both[1])
@@ -396,7 +397,8 @@ class _Part:
 
             both_low = np.logaddexp(self.ends[0], more[0])
             both_high = np.logaddexp(self.ends[1], more[1])
-            slack = 2.0**-45 * (1 + np.abs(np.where(np.isfinite(both_high), both_high, 0)))
+            sizes = [np.abs(np.where(np.isfinite(end), end, 0)) for end in (both_low, both_high)]
+            slack = 2.0**-45 * (1 + np.maximum(*sizes))
         counts = (
             self.counts[0] + other.counts[0],
             self.counts[1] + other.counts[1],

@@ -110,7 +110,8 @@ def apart(
     if bool((hides | (mask == 0)).all()):
         return mask, bias
     added = mask.detach().masked_fill(hides, 0.0)
-    return ~hides, added if bias is None else added + bias
+    # In a narrower type the sum would be another one.
+    return ~hides, added if bias is None else added.double() + bias.double()
 
 
 def visibility_of(mask: torch.Tensor | None, causal: bool, shape: Shape) -> Visibility:

@@ -129,9 +129,10 @@ class CertkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
             k, v = (PagedRows(half, table, n) for half in _halves(kv_cache))
             bias = None
             if self.alibi_slopes is not None:
-                # Another constant for each row would change nothing.
-                slopes = np.asarray(self.alibi_slopes, np.float32)[:, None, None]
-                bias = slopes * np.arange(n.max(), dtype=np.float32)
+                # Exact in float64. Beside a sink it matters where a row's own bias is 0.
+                slopes = np.asarray(self.alibi_slopes, np.float64)[:, None, None]
+                rows = n[:, None, None, None] - m + np.arange(m)[:, None]
+                bias = slopes * (np.arange(n.max()) - (rows if self.sinks is not None else 0))
             with _native.OpenMpTeam():
                 result = run(
                     query[at].transpose(1, 2), k, v, bias=bias, threads=torch.get_num_threads()
