@@ -21,7 +21,7 @@ import certk_rs as ck
 from certk_rs import bounds, gaussian, montecarlo, output, prune, windows
 from certk_rs._files.values import widen
 from certk_rs.audit import audit
-from cli_fixtures import read_output, safetensors_bytes, tensor
+from cli_fixtures import forge, read_output, safetensors_bytes, tensor
 from same_bytes import bits
 
 torch = pytest.importorskip("torch")
@@ -246,6 +246,37 @@ def test_a_pruned_cache_is_the_same_file_and_its_audit_the_same(tmp_path: Path) 
         [output] = report.outputs
         assert report.holds, list(map(str, output.findings))
         assert output.confirmed_rows == output.rows > 0
+
+
+def test_codes_of_subnormal_keys_are_not_judged_by_a_host_that_loses_them(tmp_path: Path) -> None:
+    """Codes of zeros with claims of no loss would be confirmed: the host is told to stop that."""
+    rng = np.random.default_rng(0)
+    sizes = {"key": 1e-39, "value": 1.0, "query": 1.0}
+    tensors = {
+        f"layers.0.{role}": tensor(rng.standard_normal((1, rows, 16)) * sizes[role], "F32")
+        for role, rows in (("key", 40), ("value", 40), ("query", 3))
+    }
+    source = tmp_path / "x.safetensors"
+    source.write_bytes(safetensors_bytes(tensors, {"scale": "1e39"}))
+    prune(source, tmp_path / "out", 0.1, proof="full", rest="codes")
+    output = tmp_path / "out" / source.name
+    assert audit([output], [source]).holds
+
+    def lose_nothing(stored: dict[str, np.ndarray]) -> None:
+        bounds = stored["layers.0.key_bounds"].copy()
+        bounds[:, [0, 1, 2, 4]] = 0
+        stored["layers.0.key_bounds"] = bounds
+        for name in ("layers.0.key_radii", "layers.0.key_gram"):
+            stored[name] = np.zeros_like(stored[name])
+
+    forge(output, lose_nothing)
+    assert not audit([output], [source]).holds
+    for threads in (1, 2):
+        with flushing():
+            report = audit([output], [source], threads=threads)
+        [judged] = report.outputs
+        assert not judged.holds
+        assert "takes subnormal numbers for zero" in str(judged.findings[0])
 
 
 def test_a_recorder_sees_the_smallest_loss() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._files.values import widen
+from ..errors import CertkError
 from .layouts import BIAS, Bytes
 from .matrices import NO_ENTRY, Floats, Matrix, Rows, Wrong, norms
 
@@ -81,6 +82,12 @@ class Taken(NamedTuple):
     errors: Singles
 
 
+def _flushes() -> bool:
+    """Return True if subnormal numbers are read or written as zero."""
+    least = np.array([1], np.uint32).view(np.float32)
+    return not (least > 0).all() or not (np.float32([2.0**-126]) * np.float32(0.5) > 0).all()
+
+
 class PlaneJudge:
     """The judge of the plane of one kv head, which takes its vectors some at a time.
 
@@ -92,6 +99,11 @@ class PlaneJudge:
     """
 
     def __init__(self, plane: Plane, head: int, places: int | slice, wrong: dict[str, str]) -> None:
+        if _flushes():
+            raise CertkError(
+                "this thread takes subnormal numbers for zero, and codes cannot be judged so: call "
+                "torch.set_flush_denormal(False), or verify in another process"
+            )
         self._plane, self._head, self._wrong = plane, head, wrong
         self._scales, self._radii = plane.scales[places], plane.radii[places]
         self._rows = Rows(plane.mean.shape[1])
