@@ -85,7 +85,8 @@ class Taken(NamedTuple):
 def _flushes() -> bool:
     """Return True if subnormal numbers are read or written as zero."""
     least = np.array([1], np.uint32).view(np.float32)
-    return not (least > 0).all() or not (np.float32([2.0**-126]) * np.float32(0.5) > 0).all()
+    half = np.full(1, 2.0**-126, np.float32) * np.float32(0.5)
+    return not bool((least > 0).all() and (half > 0).all())
 
 
 class PlaneJudge:
