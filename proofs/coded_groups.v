@@ -15,6 +15,13 @@ Record group (key : Type) := Group {
 Arguments members {key}. Arguments errors {key}. Arguments error {key}.
 Arguments upper {key}. Arguments squared {key}. Arguments largest {key}.
 
+(* The bounds of a group are those of its keys, with weights u and errors x. *)
+Definition describes {key} (u x : key -> R) (g : group key) : Prop :=
+  0 <= errors g /\ total (members g) (fun k => x k * x k) <= errors g * errors g /\
+  0 <= error g /\ (forall k, In k (members g) -> Rabs (x k) <= error g) /\
+  total (members g) u <= upper g /\ squares (members g) u <= squared g /\
+  0 < largest g /\ (forall k, In k (members g) -> u k <= largest g).
+
 Lemma total_groups {key : Type} (groups : list (group key)) f :
   total (flat_map members groups) f = total groups (fun g => total (members g) f).
 Proof. induction groups as [|g rest IH]; [reflexivity|]. simpl. now rewrite total_app, IH. Qed.
@@ -29,11 +36,7 @@ Variables rho F : R.
 
 Hypothesis used : forall k, In k keys -> 0 <= u k.
 Hypothesis exact : forall k, In k scored -> x k = 0.
-Hypothesis described : forall g, In g groups ->
-  0 <= errors g /\ total (members g) (fun k => x k * x k) <= errors g * errors g /\
-  0 <= error g /\ (forall k, In k (members g) -> Rabs (x k) <= error g) /\
-  total (members g) u <= upper g /\ squares (members g) u <= squared g /\
-  0 < largest g /\ (forall k, In k (members g) -> u k <= largest g).
+Hypothesis described : forall g, In g groups -> describes u x g.
 Hypothesis rounding : forall k, In k keys -> Rabs (r k) <= rho.
 Hypothesis rho_nonneg : 0 <= rho.
 Hypothesis lost : forall k, In k keys -> 0 <= flushed k.

@@ -48,11 +48,7 @@ Let w := real u x r flushed.
 
 Hypothesis used : forall k, In k keys -> 0 <= u k.
 Hypothesis exact : forall k, In k scored -> x k = 0.
-Hypothesis described : forall g, In g groups ->
-  0 <= errors g /\ total (members g) (fun k => x k * x k) <= errors g * errors g /\
-  0 <= error g /\ (forall k, In k (members g) -> Rabs (x k) <= error g) /\
-  total (members g) u <= upper g /\ squares (members g) u <= squared g /\
-  0 < largest g /\ (forall k, In k (members g) -> u k <= largest g).
+Hypothesis described : forall g, In g groups -> describes u x g.
 Hypothesis rounding : forall k, In k keys -> Rabs (r k) <= rho.
 Hypothesis rho_nonneg : 0 <= rho.
 Hypothesis lost : forall k, In k keys -> 0 <= flushed k.

@@ -188,23 +188,8 @@ impl AttentionJob<'_> {
                 let bad = row.kept.as_ref().map_or(bad, |list| list[bad] as usize);
                 return Err(self.bad_key(head, bad, score));
             }
-            if self.changes_scores() {
-                let farthest = exact.iter().fold(0.0f64, |most, score| most.max(score.abs()));
-                let list = row.kept.as_ref().map_or(Picked::From(0), |list| Picked::Listed(list));
-                self.change(row.number, list, exact);
-                if let Some(at) = exact.iter().position(|score| !score.is_finite()) {
-                    let mut place = self.query_rows.place(row.number);
-                    place.0.push(list.row(at));
-                    let problem = "added to a score it overflows float64; pass a smaller one";
-                    return Err(Error::Number {
-                        argument: "bias",
-                        place,
-                        value: exact[at],
-                        problem,
-                    });
-                }
-                row.query.error += self.change_error(self.biases(row.number)?, farthest, false);
-            }
+            let list = row.kept.as_ref().map_or(Picked::From(0), |list| Picked::Listed(list));
+            row.query.error += self.change_exact(row.number, list, exact)?;
             let always = self.query_rows.options.even_if_slower;
             let tried = row.scored > 0 && (always || !row.flat);
             let most = if always { 1.0 } else { ALL } * row.scored as f64;

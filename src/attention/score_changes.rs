@@ -67,6 +67,29 @@ impl AttentionJob<'_> {
         });
     }
 
+    /// Changes a row's exact scores, and returns a bound on the error that this adds.
+    ///
+    /// # Errors
+    /// [`Error::Number`] for a bias that is not finite, or with which a score overflows.
+    pub(super) fn change_exact(
+        &self,
+        row: usize,
+        keys: Picked<'_>,
+        scores: &mut [f64],
+    ) -> Result<f64, Error> {
+        if !self.changes_scores() {
+            return Ok(0.0);
+        }
+        let most = scores.iter().fold(0.0f64, |most, score| most.max(score.abs()));
+        let biases = self.biases(row)?;
+        self.change(row, keys, scores);
+        if let Some(at) = scores.iter().position(|score| !score.is_finite()) {
+            let problem = "added to a score it overflows float64; pass a smaller one";
+            return Err(self.wrong_bias(row, (keys.row(at), scores[at]), problem));
+        }
+        Ok(self.change_error(biases, most, false))
+    }
+
     /// Changes a row's scores, from a key on, in f32.
     pub(super) fn change_single(&self, row: usize, from: usize, scores: &mut [f32]) {
         if let Some(cap) = self.soft_cap() {
@@ -116,10 +139,14 @@ impl AttentionJob<'_> {
         }
         let wrong = |&key: &usize| sees.sees(key) && !bias.data.get(row, key).is_finite();
         let key = (0..sees.prefix).find(wrong).unwrap_or(0);
+        let problem = "pass finite numbers, and a mask for keys that are not seen";
+        Err(self.wrong_bias(row, (key, bias.data.get(row, key)), problem))
+    }
+
+    fn wrong_bias(&self, row: usize, (key, value): (usize, f64), problem: &'static str) -> Error {
         let mut place = self.query_rows.place(row);
         place.0.push(key);
-        let problem = "pass finite numbers, and a mask for keys that are not seen";
-        Err(Error::Number { argument: "bias", place, value: bias.data.get(row, key), problem })
+        Error::Number { argument: "bias", place, value, problem }
     }
 
     /// Returns the largest size of scores that were at most `most` in size.

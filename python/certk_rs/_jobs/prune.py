@@ -75,9 +75,9 @@ def prune(
     """Make saved KV caches smaller, with a certificate of what was lost in every output.
 
     Exactly one of `eps`, `size`, `size_bytes` and `out_tol` says how much smaller, but without
-    queries. The promise
-    covers the queries in the files, but for those that `coverage` leaves out; docs/files.md says
-    what is in an output, docs/prune.md how a job behaves. No output replaces an input.
+    queries. The promise covers the queries in the files, but for those that `coverage` leaves out;
+    docs/files.md says what is in an output, docs/prune.md how a job behaves. No output replaces an
+    input.
 
     Args:
         caches: Files, directories, glob patterns and URLs of input caches, one or several.
