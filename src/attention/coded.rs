@@ -16,12 +16,12 @@ use super::listed::Listed;
 use super::narrow::append_narrow;
 use super::pending::{PendingRow, grow};
 use super::stretches::by_stretches;
-use super::weighed::{FINELY, Weighed};
+use super::weighed::{FINELY, HIGHEST, Weighed};
 use crate::error::Error;
 use crate::index::{
     CodeError, Codes, FROM, Prepared, QueryScratch, Rung, SEGMENT, for_coded_dtype, matrix,
 };
-use crate::kernels::{CodedSums, Element, Exp, LANES, LIGHTEST, Picked, WeightSums};
+use crate::kernels::{CodedSums, Element, LANES, LIGHTEST, Picked, WeightSums};
 use crate::numerics::certified_sums::exp;
 use crate::numerics::finite::all_finite;
 use crate::numerics::log_mass::LogMass;
@@ -57,8 +57,6 @@ const SUMS: f64 = 25.0 * U;
 const ROUND: f64 = 1.0 + 1e-9;
 /// Distance of a sink above all scores, in nats, from which weights are relative to its own.
 const FAR: f64 = 60.0;
-/// Largest distance of exact scores above those by codes, in nats, at which weights are compared.
-const HIGHEST: f64 = 600.0;
 
 /// Sums what `work` finds in each segment of a list.
 fn in_segments(
@@ -278,7 +276,7 @@ impl AttentionJob<'_> {
             more.extend(codes.uncoded().filter(|&key| visibility.sees(key as usize)));
             // Few: of these there is no score by codes.
             let mut bare: Reused<f64> = std::iter::repeat_n(0.0, more.len()).collect();
-            keys.by_parts(&more, |rows, numbers, part| {
+            keys.by_parts((&more, more.len()), |rows, numbers, part| {
                 row.query.score(self.simd, rows, Picked::Listed(numbers), offset, &mut bare[part]);
             });
             self.change(row.number, Picked::Listed(&more), &mut bare);
@@ -362,14 +360,15 @@ impl AttentionJob<'_> {
         for (weighed, named) in all.iter_mut().zip(&named) {
             weighed.exact.reserve(named.len())?;
         }
-        let (mut narrow, mut scores, mut weights) = ([0.0; BLOCK], [0.0; BLOCK], [0.0; BLOCK]);
+        let (mut narrow, mut scores) = ([0.0; BLOCK], [0.0; BLOCK]);
         let lists = named.each_ref().map(|list| &list[..]);
         by_stretches(&lists[..rows.len()], |at, list, (from, end)| {
             let (row, weighed) = (&rows[at], &mut all[at]);
             let offset = self.offset(row);
-            for list in list[from..end].chunks(BLOCK) {
-                let found = &mut scores[..list.len()];
-                keys.by_parts(list, |keys, numbers, part| {
+            for first in (from..end).step_by(BLOCK) {
+                let count = BLOCK.min(end - first);
+                let found = &mut scores[..count];
+                keys.by_parts((&list[first..], count), |keys, numbers, part| {
                     let found = &mut found[part];
                     if weighed.narrow.is_empty() {
                         row.query.score(self.simd, keys, Picked::Listed(numbers), offset, found);
@@ -382,25 +381,12 @@ impl AttentionJob<'_> {
                         *score = f64::from(*narrow) - offset;
                     }
                 });
-                self.change(row.number, Picked::Listed(list), found);
-                let top = found.iter().copied().fold(f64::MIN, f64::max);
-                let nan = found.iter().any(|score| score.is_nan());
-                let padded = list.len().next_multiple_of(LANES);
-                scores[list.len()..padded].fill(f64::NEG_INFINITY);
-                self.simd.weights(&scores[..padded], Exp(top), &mut weights[..padded]);
-                let above = top - f64::from(weighed.shift);
-                // Weights that cannot be compared with those of codes bound nothing.
-                let fine = !nan && above <= HIGHEST;
-                let unit = if fine { exp(above.max(-HIGHEST)) } else { f64::INFINITY };
-                let weights = weights[..list.len()].iter().map(|weight| weight * unit);
-                weighed.exact.weights.extend(weights);
-                weighed.exact.keys.extend_from_slice(list);
+                self.change(row.number, Picked::Listed(&list[first..first + count]), found);
+                weighed.exact.weights.extend_from_slice(found);
             }
         });
         for (weighed, named) in all.iter_mut().zip(&named) {
-            if !named.is_empty() {
-                weighed.exact.sort(weighed.exact.keys.len() - named.len());
-            }
+            weighed.weigh_exact(self.simd, named);
         }
         Ok(())
     }
@@ -459,7 +445,7 @@ impl AttentionJob<'_> {
         let mut answers = Reused::with_hint(rows.len());
         for (weighed, sums) in weighed.iter().zip(sums.chunks_exact_mut(width)) {
             let Listed { keys, weights } = &weighed.heavy;
-            stored.by_parts(keys, |values, numbers, part| {
+            stored.by_parts((keys, keys.len()), |values, numbers, part| {
                 self.simd.average(values, Picked::Listed(numbers), &weights[part], sums);
             });
         }

@@ -27,16 +27,17 @@ impl<'a, E: Element> ExactRows<'a, E> {
         position as usize >= self.first || self.positions.binary_search(&position).is_ok()
     }
 
-    /// Hands the rows of a list of positions that are there, ascending, to `work`: rows, numbers of some of them, and which part
-    /// of the list these are.
+    /// Hands the rows of the first `count` of a list of positions that are there, ascending, to `work`: rows, numbers of some of
+    /// them, and which part of the list these are. Numbers may go on behind the part: those of rows that will be asked for next.
     pub(super) fn by_parts(
         &self,
-        list: &[u32],
+        (list, count): (&[u32], usize),
         mut work: impl FnMut(Keys<'a, E>, &[u32], Range<usize>),
     ) {
         if self.first == 0 {
-            return work(self.tail, list, 0..list.len());
+            return work(self.tail, list, 0..count);
         }
+        let list = &list[..count];
         let split = list.partition_point(|&position| (position as usize) < self.first);
         let mut numbers = [0; BLOCK];
         for (part, rows) in [(0..split, self.listed), (split..list.len(), self.tail)] {

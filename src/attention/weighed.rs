@@ -5,7 +5,8 @@ use super::heavy_keys::Candidates;
 use super::listed::Listed;
 use crate::error::Error;
 use crate::index::{CodeError, CodeSums, Codes, Prepared};
-use crate::kernels::{Simd, WeightSums};
+use crate::kernels::{Exp, LANES, Simd, WeightSums};
+use crate::numerics::certified_sums::exp;
 use crate::runtime::memory::room;
 use crate::runtime::reused::{Reused, filled_again};
 
@@ -13,6 +14,10 @@ use crate::runtime::reused::{Reused, filled_again};
 pub(super) const FINELY: f64 = 0.9;
 /// Share of all weights from which a listed key's value is exact as well: no more than so many keys have it.
 const HEAVY: f64 = 1.0 / 32.0;
+/// Largest distance of exact scores above those by codes, in nats, at which weights are compared.
+pub(super) const HIGHEST: f64 = 600.0;
+/// Keys that are weighed exactly at a time.
+const BLOCK: usize = 256;
 /// Sums of weights up to which each is a number of f32 that products do not overflow.
 const WEIGHABLE: f64 = 1e30;
 
@@ -50,6 +55,27 @@ impl Weighed {
     /// Returns the sum of all weights.
     pub(super) fn total(&self) -> f64 {
         self.sums.weights + self.fine.total() + self.exact.total() + self.sink
+    }
+
+    /// Adds keys whose exact scores, relative to the codes' offset, are behind the exact weights, and turns these into weights.
+    pub(super) fn weigh_exact(&mut self, simd: Simd, keys: &[u32]) {
+        let sorted = self.exact.keys.len();
+        let (mut padded, mut weights) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for scores in self.exact.weights[sorted..].chunks_mut(BLOCK) {
+            let top = scores.iter().copied().fold(f64::MIN, f64::max);
+            let nan = scores.iter().any(|score| score.is_nan());
+            let groups = scores.len().next_multiple_of(LANES);
+            padded[..scores.len()].copy_from_slice(scores);
+            padded[scores.len()..groups].fill(f64::NEG_INFINITY);
+            simd.weights(&padded[..groups], Exp(top), &mut weights[..groups]);
+            let above = top - f64::from(self.shift);
+            // Weights that cannot be compared with those of codes bound nothing.
+            let fine = !nan && above <= HIGHEST;
+            let unit = if fine { exp(above.max(-HIGHEST)) } else { f64::INFINITY };
+            scores.iter_mut().zip(&weights).for_each(|(score, weight)| *score = weight * unit);
+        }
+        self.exact.keys.extend_from_slice(keys);
+        self.exact.sort(sorted);
     }
 
     /// Adds keys with their weights by codes, made finer by the low plane.
