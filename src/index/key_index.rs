@@ -546,7 +546,13 @@ mod tests {
             let mut index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
             let built = index.clone();
             let saved: Vec<Saved<'_>> = built.save().collect();
+            let places = |saved: &[Saved<'_>]| {
+                saved.iter().map(|head| head.lines.as_ptr()).collect::<Vec<_>>()
+            };
+            let stored = places(&saved);
             let mut lent = KeyIndex::load(&shape, "float32", saved, Trust::Nothing).unwrap();
+            // Nothing was copied.
+            assert_eq!(places(&lent.save().collect::<Vec<_>>()), stored);
             assert_eq!(lent, index);
             let snapshot = lent.snapshot();
             let shape = [heads, more, dim];

@@ -82,6 +82,11 @@ impl Saved<'_> {
     }
 }
 
+/// Lends nothing instead of owning it, so that what is beside it is lent as well.
+fn lent_if_empty<T: Clone>(list: Cow<'_, [T]>) -> Cow<'_, [T]> {
+    if list.is_empty() { Cow::Borrowed(&[]) } else { list }
+}
+
 /// A list of all keys: that of the only chunk, or those of several in one.
 fn joined<'c, T: Clone>(
     chunks: &'c Chunks<'_>,
@@ -195,14 +200,15 @@ impl<'a> Codes<'a> {
             Ok::<_, &str>(Spread::new(sums.ok_or("the matrix of values")?, &gram))
         });
         let spread = spread.transpose()?;
-        let low = (content.low_bits() > 0).then(|| {
+        let low_gram = (content.low_bits() > 0).then(|| {
             let [lost, loss, additions] = saved.low_numbers;
             Gram::of_parts(width, saved.low_gram, [lost, loss, norm, additions])
                 .ok_or("the matrix of the low plane")
         });
-        let low = low.transpose()?;
+        let low_gram = low_gram.transpose()?;
         let size = (content, dim);
-        let chunks = match (saved.lines, saved.low, saved.scales, saved.radii, saved.uncoded) {
+        let (low, uncoded) = (lent_if_empty(saved.low), lent_if_empty(saved.uncoded));
+        let chunks = match (saved.lines, low, saved.scales, saved.radii, uncoded) {
             (
                 Cow::Borrowed(lines),
                 Cow::Borrowed(low),
@@ -233,7 +239,7 @@ impl<'a> Codes<'a> {
             chunks,
             gram,
             spread,
-            low,
+            low: low_gram,
             spared,
             stale,
             largest: largest as f32,
