@@ -57,7 +57,8 @@ pub(crate) struct F32(pub(super) [__m256; 2]);
 impl F32 {
     #[inline(always)]
     fn map(self, f: impl Fn(__m256) -> __m256) -> Self {
-        F32(self.0.map(f))
+        let [a, b] = self.0;
+        F32([f(a), f(b)])
     }
     #[inline(always)]
     fn zip(self, other: Self, f: impl Fn(__m256, __m256) -> __m256) -> Self {
@@ -109,10 +110,12 @@ impl Lanes for F32 {
     #[inline(always)]
     unsafe fn mask(bits: u16) -> [__m256; 2] {
         let lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-        bits.to_le_bytes().map(|half| {
+        let half = |half: u8| {
             let chosen = _mm256_and_si256(_mm256_set1_epi32(i32::from(half)), lanes);
             _mm256_castsi256_ps(_mm256_cmpeq_epi32(chosen, lanes))
-        })
+        };
+        let [low, high] = bits.to_le_bytes();
+        [half(low), half(high)]
     }
     #[inline(always)]
     unsafe fn keep(self, mask: [__m256; 2]) -> Self {
@@ -208,7 +211,8 @@ pub(crate) struct F64([__m256d; 4]);
 impl F64 {
     #[inline(always)]
     fn map(self, f: impl Fn(__m256d) -> __m256d) -> Self {
-        F64(self.0.map(f))
+        let [a, b, c, d] = self.0;
+        F64([f(a), f(b), f(c), f(d)])
     }
     #[inline(always)]
     fn zip(self, other: Self, f: impl Fn(__m256d, __m256d) -> __m256d) -> Self {

@@ -195,13 +195,14 @@ mod x86 {
         #[inline(always)]
         unsafe fn plus(sums: Self::Sums, number: i32) -> avx2::F32 {
             let number = _mm256_set1_epi32(number);
-            let halves = [[sums[0], sums[1]], [sums[2], sums[3]]];
-            avx2::F32(halves.map(|[one, other]| {
+            let half = |one, other| {
                 // Keys 0 1 4 5 | 2 3 6 7, and back into order.
                 let paired = _mm256_hadd_epi32(one, other);
                 let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(paired);
                 _mm256_cvtepi32_ps(_mm256_add_epi32(ordered, number))
-            }))
+            };
+            let [a, b, c, d] = sums;
+            avx2::F32([half(a, b), half(c, d)])
         }
 
         type Short = Self::Sums;
