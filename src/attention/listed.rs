@@ -65,7 +65,8 @@ impl Listed {
 
     /// Returns the sum of their squares, rounded up.
     pub(super) fn squares(&self) -> f64 {
-        sum(&self.weights, |weight| weight * weight) * (1.0 + self.weights.len() as f64 * f64::EPSILON)
+        sum(&self.weights, |weight| weight * weight)
+            * (1.0 + self.weights.len() as f64 * f64::EPSILON)
     }
 
     /// Returns bounds of the sums over some of the weights.

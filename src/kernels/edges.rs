@@ -74,23 +74,44 @@ fn sum(lanes: &[f32; LANES]) -> f64 {
     ((four[0] + four[2]) + (four[1] + four[3])).into()
 }
 
-impl Pass<[BelowEdge; EDGES]> for BelowEach<'_> {
+/// Edges whose sums fit into few registers.
+const FEW: usize = 2;
+
+impl BelowEach<'_> {
     #[inline(always)]
-    unsafe fn run<L: Level>(self) -> [BelowEdge; EDGES] {
+    unsafe fn some<L: Level, const N: usize>(&self, edges: &[f32; N], to: &mut [BelowEdge]) {
         let nothing = L::F32::splat(0.0);
-        let (mut sums, mut squares) = ([nothing; EDGES], [nothing; EDGES]);
+        let (mut sums, mut squares) = ([nothing; N], [nothing; N]);
         let groups = self.scores.chunks_exact(LANES).zip(self.weights.chunks_exact(LANES));
         for (scores, weights) in groups {
             let scores = L::F32::load(scores.as_ptr());
             let weights = L::F32::load(weights.as_ptr());
             let square = weights.mul(weights);
-            for ((sum, squares), edge) in sums.iter_mut().zip(&mut squares).zip(self.edges) {
+            for ((sum, squares), &edge) in sums.iter_mut().zip(&mut squares).zip(edges) {
                 let below = scores.lt(L::F32::splat(edge));
                 *sum = sum.add_where(below, weights);
                 *squares = squares.add_where(below, square);
             }
         }
-        std::array::from_fn(|i| BelowEdge { weights: sums[i].array(), squares: squares[i].array() })
+        for ((to, sum), squares) in to.iter_mut().zip(sums).zip(squares) {
+            *to = BelowEdge { weights: sum.array(), squares: squares.array() };
+        }
+    }
+}
+
+impl Pass<[BelowEdge; EDGES]> for BelowEach<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) -> [BelowEdge; EDGES] {
+        let mut found = [BelowEdge { weights: [0.0; LANES], squares: [0.0; LANES] }; EDGES];
+        if L::ROOMY {
+            self.some::<L, EDGES>(&self.edges, &mut found);
+            return found;
+        }
+        let (pairs, _) = self.edges.as_chunks::<FEW>();
+        for (edges, to) in pairs.iter().zip(found.chunks_mut(FEW)) {
+            self.some::<L, FEW>(edges, to);
+        }
+        found
     }
 }
 

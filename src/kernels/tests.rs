@@ -505,3 +505,20 @@ fn edges_are_looked_at_alike_at_all_levels() {
         }
     }
 }
+
+/// A closure that is not inlined is compiled without its level's instructions, and each of these becomes a call. Optimised
+/// programs show it by the names of such functions; sanitized ones have them all.
+#[cfg(all(target_arch = "x86_64", not(debug_assertions)))]
+#[test]
+fn no_instruction_of_a_level_is_a_call() {
+    if std::env::var_os("CERTK_EMULATED").is_some() {
+        return;
+    }
+    let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let names = program.windows(8).enumerate().filter(|(_, name)| name.starts_with(b"_mm"));
+    let called: Vec<_> = names
+        .map(|(at, _)| String::from_utf8_lossy(&program[at.max(24) - 24..at + 8]).into_owned())
+        .filter(|name| name.contains("3x86") && name.contains("avx"))
+        .collect();
+    assert!(called.is_empty(), "{called:?}");
+}

@@ -113,8 +113,11 @@ struct SumBelowPivots<'a, S, const COUNT: bool> {
 impl<S: Scalar, const COUNT: bool> Pass<PivotSums> for SumBelowPivots<'_, S, COUNT> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> PivotSums {
-        let SumBelowPivots { scores, weights, pivots } = self;
-        let pivots = pivots.map(|p| S::Lanes::<L>::splat(p));
+        let SumBelowPivots { scores, weights, .. } = self;
+        let mut pivots = [S::Lanes::<L>::splat(S::default()); PIVOTS];
+        for (lanes, &pivot) in pivots.iter_mut().zip(self.pivots) {
+            *lanes = S::Lanes::<L>::splat(pivot);
+        }
         let mut below = [0.0; PIVOTS];
         let mut under = [0usize; PIVOTS];
         for (scores, weights) in scores.chunks(LANES * LOOSE).zip(weights.chunks(LANES * LOOSE)) {
