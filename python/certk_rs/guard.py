@@ -243,15 +243,17 @@ class Guard:
         return np.minimum(share, 1 - 2.0**-53)
 
     def _around(self, out: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Distances of outputs from the centres of their balls, rounded up, and the radii."""
+        """Distances of outputs from the centres of their balls, and the radii, rounded up."""
         array, dtype = coerce.as_native_floats("out", out)
         wide = coerce.widen(array, dtype)
         size = wide.shape[0] // max(1, self.kv_heads)
         centres, radii = (np.repeat(x, size, axis=0) for x in (self._centres, self._ball.radius))
         with _native.DefaultFloats():
             away = np.sqrt(np.square(wide - centres[:, None]).sum(axis=-1))
-            # A sum of d_v squares and a root round, and squares underflow.
-            return away * (1 + (wide.shape[-1] + 8) * 2.0**-52) + 2.0**-500, radii[:, None]
+            # A sum of d_v squares and a root round, and squares underflow; an audit allows radii as
+            # much.
+            up = 1 + (wide.shape[-1] + 8) * 2.0**-52
+            return away * up + 2.0**-500, radii[:, None] * up
 
 
 def guard_head(

@@ -11,7 +11,8 @@
 //!
 //! The largest eigenvalue of a matrix `G` is at most the root of the Frobenius norm of `G G`. That has f64 roundings of at most `d 2^-53`
 //! of the square of the Frobenius norm of `G`, which is at most `d` times the Frobenius norm of `G G`. Appended values add at most
-//! their trace to the eigenvalue. The sums are rounded as in `gram`.
+//! their trace to the eigenvalue. The sums are rounded as in `gram`. What underflows lowers no entry of `G G` by more than `d 2^-1075`, and
+//! no square of these by more than 2^-1075.
 
 use super::gram::{GRAM_ROUNDING, Gram, U};
 use crate::kernels::{BIAS, Encoded, Packed, Simd};
@@ -19,6 +20,8 @@ use crate::kernels::{BIAS, Encoded, Packed, Simd};
 /// The share by which a trace, or the largest eigenvalue, grows before that is bounded anew; and in how many steps the latter.
 const GROWN: f64 = 0.125;
 const STEPS: usize = 128;
+/// Bound on what underflow takes from an eigenvalue, for each entry.
+const TINY: f64 = 2.2e-81;
 /// The bounds here are sums and products of a few numbers.
 const UP: f64 = 1.0 + GRAM_ROUNDING;
 
@@ -188,7 +191,7 @@ fn largest_eigenvalue(sums: &[f64]) -> f64 {
         // The entries right of the diagonal are below it as well.
         fourths += 2.0 * row.iter().map(|sum| sum * sum).sum::<f64>() - row[0] * row[0];
     }
-    fourths.sqrt().sqrt() * (UP + (width * width) as f64 * f64::EPSILON)
+    fourths.sqrt().sqrt() * (UP + (width * width) as f64 * f64::EPSILON) + width as f64 * TINY
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from certk_rs import prune
 from certk_rs._audit.guards import GuardClaims, nonsense, untruths
-from certk_rs._audit.matrices import Matrix
+from certk_rs._audit.matrices import Matrix, Rows
 from certk_rs._audit.planes import ADDITIONS, Plane
 from certk_rs._files.guards import guard_tensors, guarded_bytes, guarded_heads
 from certk_rs._files.tensor_file import SafetensorsFile
@@ -114,6 +115,60 @@ def test_what_an_audit_confirms_bounds_every_direction() -> None:
         assert (np.sqrt(real) <= most * (1 + 1e-14)).all(), (count, d)
     assert passed > 100
     assert refused > 100
+
+
+@pytest.mark.parametrize("name", ["qr", "eigh", "svd"])
+def test_factors_need_not_be_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices that are too small by a thousandth, which wrong factors would make look large."""
+    vectors = np.random.default_rng(4).standard_normal((50, 6))
+    real, wrong = getattr(np.linalg, name), 0.999**0.5
+
+    def rough(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        if name == "qr":
+            return found * wrong
+        return (found[0] / wrong, *found[1:]) if name == "svd" else (found[0] / wrong**2, found[1])
+
+    monkeypatch.setattr(np.linalg, name, rough)
+    rows = Rows(6)
+    rows.add(vectors)
+    sums = (vectors.T @ vectors)[np.triu_indices(6)]
+    for factor, holds in ((1, True), (0.999, False)):
+        # With a little allowance, without which only the sums themselves would do.
+        bounds = np.array([[1e-7, 0, 0, 1]])
+        matrix = Matrix("gram", factor * sums[None], "bounds", bounds, ADDITIONS)
+        assert matrix.bounds_all(0, rows) is holds
+
+
+def ball_of(values: np.ndarray, centre: float, radius: float) -> tuple[Tensors, Any]:
+    """Return a guard with this ball around its values, and what an audit finds."""
+    tensors = written(np.ones_like(values), values)
+    tensors["guard_ball"][0] = [*[centre] * values.shape[1], radius]
+    return tensors, judged(tensors, np.ones_like(values), values.astype(np.float64))
+
+
+def test_balls_that_audits_confirm_bound_outputs() -> None:
+    """The radius that passes need not be the real one, to the last bits; outputs allow for that."""
+    for seed in range(20):
+        value = np.random.default_rng(seed).standard_normal((1, 128)).astype(np.float32)
+        square = sum((Fraction(float(entry)) ** 2 for entry in value[0]), Fraction(0))
+        low, high = (float(square) ** 0.5 * (1 + off) for off in (-1e-12, 1e-12))
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (middle, high) if ball_of(value, 0, middle)[1] else (low, middle)
+        tensors, found = ball_of(value, 0, high)
+        assert not found
+        heads = guarded_heads(tensors, [1], 128)
+        guard = Guard.of_heads((1, 1, 128), "float32", heads, [np.arange(1)])
+        # All but nothing is lost, so that the output moves from the centre to the value.
+        [[moved]] = guard.moved(np.zeros((1, 1, 128), np.float32), np.ones((1, 1)))
+        assert Fraction(float(moved)) ** 2 >= square
+
+
+def test_a_distance_whose_square_is_no_float64_is_one() -> None:
+    value = np.zeros((1, 4), np.float32)
+    for centre, radius, holds in ((1e-170, 0, False), (1e-170, 2.1e-170, True), (0, 0, True)):
+        assert (not ball_of(value, centre, radius)[1]) is holds
 
 
 def test_tensors_are_what_was_remembered() -> None:

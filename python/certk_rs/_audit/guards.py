@@ -59,7 +59,7 @@ def untruths(
         at += len(keys)
         away = np.maximum(away, norms(values - centre).max(initial=0))
     judge.end(every[at:])
-    # Users of the ball add as much again for the roundings of distances.
+    # Users of the ball add twice as much (`Guard.moved`): this distance is rounded, too.
     if not away <= radius * (1 + (d + 8) * 2.0**-53):
         wrong["guard_ball"] = "a dropped value lies outside of it"
     return [(name, f"kv head {head}: {what}") for name, what in wrong.items()]

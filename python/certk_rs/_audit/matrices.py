@@ -3,18 +3,26 @@
 Of vectors e_i of d entries an output has a matrix R, about the sum of e_i e_i^T, and a number f. It
 claims that for every direction q sum (q.e_i)^2 is at most (sqrt(q.R q) + |q| sqrt(f))^2.
 
-That this holds for all q is proven so. Let A have the rows e_i, and let B be any matrix with B^T B
-<= R + (1e-12 + 2^-52 additions) tr(R) I, a slack that whoever uses R adds itself. For every
-orthogonal U, |A q| <= |U B q| + |(A - U B) q| <= |B q| + |A - U B|_F |q|. So it suffices to find
-one U with |A - U B|_F <= sqrt(f). The best is the orthogonal factor of A B^T (the distance is then
-that of Bures and Wasserstein), and whoever made R of e_i that were rounded, and f of what that
-rounding lost, always passes: rounded and unrounded rows are such an A and U B. A is used as the
-triangular factor of its QR decomposition, B as the root of R by its eigenvectors. It also suffices
-that A^T A is within 5e-13 tr(R) of R.
+That this holds for all q is proven so. Let A have the rows e_i. Let F, B and U be matrices and r, b
+and o numbers with A^T A <= F^T F + r I, B^T B <= R + b I and |U q| <= (1 + o) |q|. Let s be the
+norm of F - U B, and t that of B, both of Frobenius. As |F q| <= |U B q| + s |q|,
 
-Roundings here are of float64, some 1e-15 of |A|; 1e-13 is allowed for. Half of the 1e-12 tr(R) is
-for how far B^T B is from R; the other half makes sqrt(q.R q) larger by 2.4e-13 sqrt(tr(R)) |q|,
-which is more than these roundings: an honest matrix does not fail by them.
+    |A q|^2 <= ((1 + o) |B q| + s |q|)^2 + r |q|^2.
+
+Let z >= b. As |B q| is at most t |q|, and at most the root of q.R q + z |q|^2, the right side is at
+most (sqrt(q.R q + z |q|^2) + |q| sqrt(f))^2 if
+
+    r + b + (2 o + o^2) t^2 + 2 t max(0, s (1 + o) - sqrt(f)) + s^2 - f <= z.
+
+Whoever uses R adds z = (1e-12 + 2^-52 additions) tr(R), of which a hundredth is left here for the
+roundings of this test. It also suffices that A^T A is within z of R.
+
+F is the triangular factor of A, B the root of R by its eigenvectors, and U the orthogonal factor of
+F B^T: then s is the distance of Bures and Wasserstein. Whoever made R of e_i that were rounded, and
+f of what that rounding lost, has such an A and U B. How well LAPACK finds them does not matter: r,
+b, o and s are measured. In the norm of Frobenius a product, of k terms in sums of 32, is off by
+(33 + k/32) 2^-53 of that of the absolute values; twice that is taken. For o, U is split in two: the
+products of the upper halves are exact, and d 2^-52 covers the others.
 
 Recorded numbers may be anything, so sums and products here may overflow: what is compared is never
 taken for small because it is NaN: `np.maximum` hands NaN on, which Python's `max` does not.
@@ -33,15 +41,18 @@ Wrong = tuple[str, str]
 """The name of a tensor without that of its layer, and what is wrong with it."""
 
 NO_ENTRY = "has an entry that no such tensor has"
-_ROUNDING = 1e-13
-_NEAR = 5e-13
+_U = 2.0**-53
+_TERMS = 32
 
 
 class Rows:
-    """Vectors of d entries, of which a triangular factor and the largest norm are kept."""
+    """Vectors of d entries: their sum of outer products, a triangular factor, the largest norm."""
 
     def __init__(self, d: int) -> None:
         self.factor: Floats = np.zeros((0, d))
+        self.sums: Floats = np.zeros((d, d))
+        self.depth = 0.0
+        """Roundings that a term of the sums has gone through at most."""
         self.longest = np.float64(0)
 
     def add(self, rows: Floats) -> Floats:
@@ -49,6 +60,8 @@ class Rows:
         sizes = norms(rows)
         self.longest = np.maximum(self.longest, sizes.max(initial=0))
         self.factor = np.asarray(np.linalg.qr(np.concatenate([self.factor, rows]), mode="r"))
+        self.sums += _product(rows.T, rows)
+        self.depth = max(self.depth, _depth(len(rows))) + 1
         return sizes
 
 
@@ -92,23 +105,62 @@ class Matrix:
             return False
         factor, matrix = rows.factor, _symmetric(self.packed[head], rows.factor.shape[1])
         lost, additions = float(self.bounds[head, 0]), float(self.bounds[head, self.additions])
-        trace = float(np.trace(matrix))
-        if float(np.linalg.norm(factor.T @ factor - matrix)) <= _NEAR * trace:
+        allowed = 0.99 * (1e-12 + additions * 2.0**-52) * float(np.trace(matrix))
+        # The sums are off by this share of tr(A^T A).
+        summed = 2 * rows.depth * _U * float(np.trace(rows.sums))
+        if _size(rows.sums - matrix) + summed <= allowed:
             return True
         values, vectors = np.linalg.eigh(matrix)
         root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
-        slack = _NEAR + additions * 2.0**-52
-        if not float(np.linalg.norm(root.T @ root - matrix)) <= slack * trace:
-            return False
         left, _, right = np.linalg.svd(factor @ root.T, full_matrices=False)
-        apart = float(np.linalg.norm(factor - (left @ right) @ root))
-        size = float(np.linalg.norm(factor) + np.linalg.norm(root))
-        return apart + _ROUNDING * size <= math.sqrt(lost) + 2.4e-13 * math.sqrt(trace)
+        turn = left @ right
+        r = _apart(factor.T, factor, rows.sums) + summed
+        b, o = _apart(root.T, root, matrix), _skew(turn)
+        s, t = _apart(turn, root, factor), _size(root)
+        least = math.sqrt(lost) * (1 - 2.0**-50)
+        excess = r + b + (2 * o + o * o) * t * t + 2 * t * max(0.0, s * (1 + o) - least)
+        excess = excess * (1 + 2.0**-40) + (s - least) * (s + least)
+        return b <= allowed and excess <= allowed
+
+
+def _depth(terms: int) -> float:
+    """Return the roundings that a term of `_product` goes through at most."""
+    return _TERMS + 1 + terms / _TERMS
+
+
+def _product(left: Floats, right: Floats) -> Floats:
+    """Return a product of matrices, summed up over a few terms at a time."""
+    found: Floats = np.zeros((left.shape[0], right.shape[1]))
+    for at in range(0, left.shape[1], _TERMS):
+        found += left[:, at : at + _TERMS] @ right[at : at + _TERMS]
+    return found
+
+
+def _size(matrix: Floats) -> float:
+    """Return the Frobenius norm, rounded up."""
+    return float(np.linalg.norm(matrix) * (1 + (matrix.size + 8) * _U))
+
+
+def _apart(left: Floats, right: Floats, matrix: Floats) -> float:
+    """Return an upper bound of how far a matrix is from the real product of two."""
+    rounded = 2 * _depth(left.shape[1]) * _U * _size(np.abs(left) @ np.abs(right))
+    return _size(_product(left, right) - matrix) + rounded
+
+
+def _skew(turn: Floats) -> float:
+    """Return an upper bound of |U U^T - 1|: the norm of U is at most 1 and that."""
+    high = np.round(turn * 2.0**20) / 2.0**20
+    low = turn - high
+    cross = high @ low.T
+    apart = high @ high.T - np.eye(len(turn)) + (cross + cross.T) + low @ low.T
+    return _size(apart) + len(turn.T) * 2.0**-52
 
 
 def norms(rows: Floats) -> Floats:
-    """Return the Euclidean norm of each row."""
-    found: Floats = np.sqrt((rows * rows).sum(axis=1))
+    """Return the Euclidean norm of each row; no square over- or underflows."""
+    _, powers = np.frexp(np.abs(rows).max(axis=1, initial=0))
+    scaled = np.ldexp(rows, -powers[:, None])
+    found: Floats = np.ldexp(np.sqrt((scaled * scaled).sum(axis=1)), powers)
     return found
 
 
