@@ -1,6 +1,6 @@
 //! Empirical Bernstein bounds.
 
-use super::sample::{ROUNDED, Sample};
+use super::sample::Sample;
 use crate::numerics::certified_sums::Compensated;
 
 /// With replacement Maurer and Pontil (COLT 2009), Theorem 4: `mean + sqrt(2 V ln(2/delta) / m) + 7 ln(2/delta) / (3 (m - 1))`,
@@ -23,6 +23,6 @@ pub(super) fn upper(sample: Sample<'_>, delta: f64) -> f64 {
         // One value has no variance: infinite.
         spread * (2.0 * log / (m - 1.0)).sqrt() + 7.0 * log / (3.0 * (m - 1.0))
     };
-    let upper = (mean + width) * ROUNDED;
+    let upper = sample.up(mean + width);
     if upper.is_nan() { 1.0 } else { upper }
 }

@@ -54,6 +54,16 @@ def test_a_mean_next_to_one_is_not_rounded_up(method: str) -> None:
     assert missed(bounds([values], 3, 0.5, method), mean) == (0, 0)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("values", [[1, 0], [1, 1, 0], [1, 1, 1, 0, 0, 0, 0], [3, 0, 0, 0]])
+def test_a_mean_that_no_float64_holds_is_rounded_outward(values: list[int], method: str) -> None:
+    """Of a population that was drawn whole, in units of the smallest float64."""
+    least = 2.0**-1074
+    mean = Fraction(sum(values), len(values)) * Fraction(least)
+    samples = [[value * least for value in values]]
+    assert missed(bounds(samples, len(values), 0.5, method), mean) == (0, 0)
+
+
 def check_coverage(samples: np.ndarray, population: int | None, mean: Fraction) -> int:
     """Every method and delta; returns how many ends missed in all."""
     misses = 0
