@@ -64,8 +64,10 @@ const FAR: usize = 50;
 const EXCHANGES: [usize; 2] = [1 << 17, 1 << 20];
 /// Steps of a descent, and the excess over a budget at which it ends.
 const STEPS: (usize, f64) = (6, 3e-3);
-/// Factors of a mixture are at most this, so that nothing overflows.
+/// Factors of a mixture are at most this.
 const LARGEST_FACTOR: f64 = 1e30;
+/// Limits of mixtures that prove anything are below this: what overflows in one weighs more, so that no set may drop it.
+const LARGEST_LIMIT: f64 = 1e38;
 
 /// Program for one vector of budgets.
 pub(super) struct SetSearch<'p, 'a> {
@@ -352,7 +354,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         let limit = problem.limit(&terms, self.eps);
         let Crossing { dropped, threshold } = crossing(&mixed, limit);
         let bound = frame.forced_count + frame.competing - dropped;
-        if bound > best.lower_bound {
+        if bound > best.lower_bound && limit < LARGEST_LIMIT {
             best.lower_bound = bound;
             best.mixture = Problem::mixture(&terms);
         }
@@ -508,4 +510,59 @@ fn crossed(before: &View, after: &View, part: &[u32]) -> usize {
             !inside && before.is_below(i) != (after.mixed[i] < 1.0)
         })
         .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::Frame;
+    use super::super::source::{Limits, Seen, Source};
+    use super::*;
+    use crate::certificate::Certificate;
+    use crate::numerics::certified_sums::ErrorBound;
+    use crate::select::RowWeights;
+
+    /// Rows of two columns, each of 2^24 equal keys.
+    struct Blocks;
+
+    impl Source for Blocks {
+        const LIMITS: Limits = Limits { few: 32, first: 32, stored: true };
+
+        fn rows(&self) -> usize {
+            32
+        }
+
+        fn eps(&self, _: usize) -> f64 {
+            0.6
+        }
+
+        fn weigh(
+            &self,
+            listed: &[usize],
+            stride: usize,
+            to: &mut [f32],
+        ) -> Result<Vec<RowWeights>, Error> {
+            to.chunks_exact_mut(stride).for_each(|row| row[..2].fill(16_777_216.0));
+            let slack = ErrorBound::f64(1 << 25, 0.0);
+            Ok(vec![RowWeights { total: 33_554_432.0, slack, whole: true }; listed.len()])
+        }
+
+        fn judge(&self, _: &[bool], _: &[usize]) -> Result<Certificate, Error> {
+            unreachable!("nothing is certified")
+        }
+    }
+
+    #[test]
+    fn a_mixture_that_overflows_proves_nothing() {
+        let seen = Seen { visible: vec![true; 2], lossless: vec![false; 2] };
+        let frame = Frame::new(seen, vec![false; 2], usize::MAX).unwrap();
+        let mut problem = Problem::new(&frame, 1).unwrap();
+        problem.admit(&Blocks, &(0..32).collect::<Vec<usize>>()).unwrap();
+        let search = SetSearch::new(&problem, &problem.aims).unwrap();
+        // Either column may be dropped, whatever the multipliers.
+        for each in [1e-30, 1.0, 1e37, 1e60, 1e300] {
+            let mut best = problem.all_visible();
+            search.view(&mut vec![each; 32], (0.9, 1.0), &mut best).unwrap();
+            assert!(best.lower_bound <= 1, "{each}");
+        }
+    }
 }

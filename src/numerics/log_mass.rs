@@ -73,7 +73,8 @@ impl LogMass {
 
     /// Returns the same mass if all scores may be off by `error` nats more.
     pub(crate) fn widened(self, error: f64) -> Self {
-        LogMass { lower: self.lower - error, upper: self.upper + error }
+        let (lower, upper) = (self.lower - error, self.upper + error);
+        LogMass { lower: lower.next_down(), upper: upper.next_up() }
     }
 
     /// Returns the mass of these keys together with others.
@@ -139,6 +140,13 @@ mod tests {
         assert_eq!(LogMass::of(0.0, 0.0, 5.0, 0.1), LogMass::NONE);
         assert_eq!(LogMass::of(0.0, 1.0, 5.0, f64::NAN), LogMass::UNKNOWN);
         assert_eq!(LogMass::of(0.0, 1.0, 0.0, 0.0).lower, f64::NEG_INFINITY);
+    }
+
+    #[test]
+    fn ends_are_widened_outward() {
+        let one = LogMass::new(1.0, 1.0).widened(1e-17);
+        assert!(one.lower < 1.0 && one.upper > 1.0);
+        assert_eq!(LogMass::UNKNOWN.widened(0.5), LogMass::UNKNOWN);
     }
 
     #[test]
