@@ -7,6 +7,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from mpmath import mp, mpf
 from scipy.stats import beta
 
 from certk_rs import CertkError
@@ -41,6 +42,21 @@ def test_the_ends_are_on_the_safe_side_of_exact_binomials() -> None:
                 assert 1 - at_most(hits - 1, low) <= side
             if hits < trials:
                 assert at_most(hits, high) <= side
+
+
+@pytest.mark.parametrize("trials", [10**6, 10**7, 10**9])
+@pytest.mark.parametrize("hits", [1, 2, 8])
+def test_the_ends_are_on_the_safe_side_for_very_many_trials(hits: int, trials: int) -> None:
+    low, high = clopper_pearson(hits, trials)
+    with mp.workdps(50):
+
+        def at_most(count: int, p: mpf) -> mpf:
+            return mp.fsum(
+                mp.binomial(trials, i) * p**i * (1 - p) ** (trials - i) for i in range(count + 1)
+            )
+
+        assert 1 - at_most(hits - 1, mpf(low)) <= mpf(1) / 40
+        assert at_most(hits, mpf(high)) <= mpf(1) / 40
 
 
 def test_nothing_is_known_from_nothing() -> None:

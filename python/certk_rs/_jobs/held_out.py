@@ -20,8 +20,9 @@ from ..errors import CertkError
 
 CONFIDENCE = 0.95
 _SEED = 0x686F6C646F7574
-# Relative errors of lgamma, log and sums of some thousand terms stay far below this.
-_MARGIN = 1e-9
+# Relative errors of log and sums of some thousand terms stay far below the first, those of lgamma
+# below the second for each trial.
+_MARGIN = 1e-9, 2.0**-46
 
 
 def held_out_queries(
@@ -88,7 +89,8 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
 
     C. J. Clopper, E. S. Pearson, "The use of confidence or fiducial limits illustrated in the case
     of the binomial", Biometrika 26 (1934): for independent trials of equal probability. Each end
-    leaves half of what is missing to 1, and is rounded outward by a relative 1e-9.
+    leaves half of what is missing to 1, and is rounded outward by a relative 1e-9, or by
+    more for millions of trials.
 
     Args:
         hits: Trials that had the outcome, 0 <= hits <= trials.
@@ -103,12 +105,13 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
     if not 0 < confidence < 1:
         raise CertkError(f"confidence is {confidence!r}: give a number in (0, 1)")
     side = (1 - confidence) / 2
+    margin = _MARGIN[0] + trials * _MARGIN[1]
     low, high = 0.0, 1.0
     if hits > 0:
         # P(X >= hits) rises with p; below the end it is less than `side`.
-        low = _root(lambda p: 1 - _at_most(hits - 1, trials, p) < side) * (1 - _MARGIN)
+        low = _root(lambda p: 1 - _at_most(hits - 1, trials, p) < side) * (1 - margin)
     if hits < trials:
-        high = min(1.0, _root(lambda p: _at_most(hits, trials, p) > side) * (1 + _MARGIN))
+        high = min(1.0, _root(lambda p: _at_most(hits, trials, p) > side) * (1 + margin))
     return low, high
 
 
