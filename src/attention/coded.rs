@@ -318,8 +318,8 @@ impl AttentionJob<'_> {
             let of_codes = low.map_or(error.rho, |low| low.rho.max(error.rho));
             let mut rho = of_codes + row.query.error + exact + WEIGHT + slip + summed;
             if changes {
-                // Of a score by code, whose key may be as much longer as its rest is long.
-                let most = 2.0 * self.most(&row.wide, longest);
+                // Exact scores are of keys, the others of what codes stand for.
+                let most = self.most(&row.wide, longest.max(codes.longest_coded()));
                 // Adding the offset rounds as well.
                 rho += self.change_error(biases, most, true) + U * most;
             }

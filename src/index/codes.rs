@@ -200,9 +200,14 @@ impl Codes<'_> {
     /// Returns an upper bound of the norms of all keys.
     pub(crate) fn longest(&self) -> f64 {
         let by_entries = (self.dim as f64).sqrt() * f64::from(self.largest) * MOVED;
-        let (_, residual, coded) = self.gram.bounds();
-        let by_codes = self.frame.longest(residual + coded);
+        let by_codes = self.longest_coded();
         if self.uncoded().next().is_some() { by_entries } else { by_entries.min(by_codes) }
+    }
+
+    /// Returns an upper bound of the norms of keys with a code, and of what codes stand for.
+    pub(crate) fn longest_coded(&self) -> f64 {
+        let (_, residual, coded) = self.gram.bounds();
+        self.frame.longest(residual + coded)
     }
 
     fn content(&self) -> Content {

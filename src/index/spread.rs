@@ -312,6 +312,26 @@ mod tests {
         }
     }
 
+    /// Around a mean far away, by which codes are much longer than what they are of.
+    #[test]
+    fn what_codes_stand_for_is_no_longer_than_said() {
+        let dim = 16;
+        for far in [0.0, 3.0, 1e4] {
+            let data = normal(200 * dim, 9);
+            let values = Keys::new(&data, dim, dim);
+            let mut codes = Codes::plain(Content::Values, dim, values, 200);
+            codes.move_mean(&[far; 16]);
+            appended(&mut codes, &data, dim);
+            let norm = |i: usize| {
+                let entries = decoded(&codes, i).into_iter().zip(codes.mean());
+                entries.map(|(b, c)| (b + f64::from(*c)).powi(2)).sum::<f64>().sqrt()
+            };
+            let longest = (0..200).map(norm).fold(0.0, f64::max);
+            assert!(longest <= codes.longest_coded(), "{far}");
+            assert_eq!(longest > 2.0 * codes.longest(), far > 100.0, "{far}");
+        }
+    }
+
     /// All values are one, so that all norms add up.
     #[test]
     fn bounds_of_values_that_lose_the_same() {
