@@ -87,3 +87,33 @@ impl Listed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn appended_keys_are_put_where_they_belong() {
+        for seed in 1..200u32 {
+            // Keys that are no multiples of three come first, both ascending.
+            let keys = (0..seed % 40).map(|at| at * (1 + seed % 3));
+            let (tail, front): (Vec<u32>, Vec<u32>) = keys.partition(|key| key % 3 == 0);
+            let all: Vec<u32> = front.iter().chain(&tail).copied().collect();
+            let mut list = Listed {
+                keys: all.iter().copied().collect(),
+                weights: all.iter().map(|&key| f64::from(key) / 7.0).collect(),
+            };
+            list.sort(front.len());
+            let mut sorted = all.clone();
+            sorted.sort_unstable();
+            assert_eq!(list.keys[..], sorted[..], "{seed}");
+            assert!(list.keys.iter().zip(&*list.weights).all(|(&k, &w)| w == f64::from(k) / 7.0));
+            let sums = [list.total(), list.squares()];
+            let wanted =
+                [1, 2].map(|power| list.weights.iter().map(|w| w.powi(power)).sum::<f64>());
+            assert!(
+                sums.iter().zip(wanted).all(|(sum, wanted)| (sum - wanted).abs() <= 1e-14 * wanted)
+            );
+        }
+    }
+}
