@@ -228,6 +228,9 @@ class ValueIndex:
     def take(self, entries: list[int]) -> ValueIndex: ...
     def check(self, values: _MaybePaged, threads: object) -> None: ...
     def write_to(self, file: BinaryIO) -> None: ...
+    def to_operators(self) -> NDArray[np.uint8]:
+        """Return the bytes of a file, and what an operator is to know beside it."""
+
     @staticmethod
     def read_from(file: BinaryIO) -> ValueIndex:
         """Read an index, and nothing behind it."""

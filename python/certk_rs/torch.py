@@ -349,7 +349,7 @@ def index_tensors(index: KeyIndex) -> IndexTensors:
         raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex")
     arrays = index.arrays()
     if isinstance(index, KvIndex):
-        arrays.append(index._file_of_values())
+        arrays.append(index._values.to_operators())
     stored = zip(map(torch.from_numpy, arrays), _operators.INDEX_DTYPES.values(), strict=False)
     return IndexTensors(*(tensor.view(dtype) for tensor, dtype in stored))
 

@@ -11,7 +11,7 @@ use super::element::Coded;
 use super::fingerprint::Fingerprint;
 use super::frame::{MOVED, OwnFrame, sign};
 use super::gram::Gram;
-use super::spread::{Spread, ValueBounds};
+use super::spread::{Spread, Tops, ValueBounds};
 use crate::error::Error;
 use crate::kernels::{Keys, LANES, PANEL};
 use crate::runtime::memory::check_memory;
@@ -127,7 +127,7 @@ impl Codes<'_> {
         }
         let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
         let gram = Gram::new(width);
-        let spread = content.of_values().then(|| Spread::new(Gram::new(width), &gram));
+        let spread = content.of_values().then(|| Spread::new(Gram::new(width), &gram, None));
         Codes {
             dim,
             n: 0,
@@ -217,6 +217,10 @@ impl Codes<'_> {
     /// Returns bounds of values, and of what their codes lose; infinite ones of keys.
     pub(crate) fn value_bounds(&self) -> ValueBounds {
         self.spread.as_ref().map_or(ValueBounds::NOTHING, |spread| spread.bounds(&self.gram))
+    }
+
+    pub(super) fn tops(&self) -> Tops {
+        self.spread.as_ref().map_or([0.0; 6], Spread::tops)
     }
 
     /// Entries of a key in codes, and the same in whole groups.

@@ -16,6 +16,7 @@ use super::codes::Codes;
 use super::codes::saved::{Matrix, Saved, Trust};
 use super::content::Content;
 use super::key_index::KeyIndex;
+use super::spread::Tops;
 use crate::error::Error;
 use crate::runtime::ambient;
 use crate::runtime::memory::{list, room};
@@ -143,7 +144,7 @@ impl<'a> KeyIndex<'a> {
             hash.update(portion);
         }
         judge(&about, hash)?;
-        Self::of_file(&about, data, Trust::Nothing)
+        Self::of_file(&about, data, blank(&about)?, Trust::Nothing)
     }
 
     /// The same, of a file that was checked when it was written or read before, in a time that does not grow with the keys: only
@@ -164,17 +165,27 @@ impl<'a> KeyIndex<'a> {
     /// # Errors
     /// As [`KeyIndex::from_bytes`].
     pub fn from_trusted_bytes(bytes: &'a [u8]) -> Result<Self, Error> {
-        Self::of_trusted_bytes(Content::Keys, bytes)
+        Self::of_trusted_bytes(Content::Keys, bytes, &[])
     }
 
-    /// The same of keys or of values.
-    pub(super) fn of_trusted_bytes(content: Content, bytes: &'a [u8]) -> Result<Self, Error> {
+    /// The same of keys or of values, of whose heads eigenvalues may be known.
+    pub(super) fn of_trusted_bytes(
+        content: Content,
+        bytes: &'a [u8],
+        tops: &[Tops],
+    ) -> Result<Self, Error> {
         let (about, data) = opened(content, bytes)?;
-        Self::of_file(&about, data, Trust::Scales)
+        let mut heads = blank(&about)?;
+        heads.iter_mut().zip(tops).for_each(|(head, &tops)| head.tops = Some(tops));
+        Self::of_file(&about, data, heads, Trust::Scales)
     }
 
-    fn of_file(about: &About, data: &'a [u8], trust: Trust) -> Result<Self, Error> {
-        let mut heads = blank(about)?;
+    fn of_file(
+        about: &About,
+        data: &'a [u8],
+        mut heads: Vec<Saved<'a>>,
+        trust: Trust,
+    ) -> Result<Self, Error> {
         for entry in about.entries()? {
             let bytes = &data[entry.bytes.clone()];
             let saved: &mut Saved<'a> = &mut heads[entry.head];

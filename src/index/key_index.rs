@@ -9,6 +9,7 @@ use super::content::Content;
 use super::element::{Coded, for_coded_dtype, matrix};
 use super::fingerprint::Fingerprint;
 use super::options::IndexOptions;
+use super::spread::Tops;
 use crate::error::{Error, Place};
 use crate::kernels::{Keys, LANES, STEP, Simd, Triangle};
 use crate::rows::Vectors;
@@ -390,6 +391,11 @@ impl<'a> KeyIndex<'a> {
     #[doc(hidden)]
     pub fn save(&self) -> impl Iterator<Item = Saved<'_>> {
         self.heads.iter().map(Codes::save)
+    }
+
+    /// Of each head what is known of eigenvalues; zeros of keys.
+    pub(super) fn tops(&self) -> Vec<Tops> {
+        self.heads.iter().map(Codes::tops).collect()
     }
 
     /// An index from what was written.

@@ -25,6 +25,10 @@ const TINY: f64 = 2.2e-81;
 /// The bounds here are sums and products of a few numbers.
 const UP: f64 = 1.0 + GRAM_ROUNDING;
 
+/// What is known of the largest eigenvalues of the matrices of values and of what codes lose: of each a bound, its trace then, and how
+/// many additions it had.
+pub(super) type Tops = [f64; 6];
+
 /// Upper bounds over all values with codes; they hold over any part of these, too.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ValueBounds {
@@ -65,9 +69,14 @@ impl PartialEq for Spread<'_> {
 }
 
 impl<'a> Spread<'a> {
-    /// Of stored sums, beside those of what codes lose.
-    pub(super) fn new(gram: Gram<'a>, residuals: &Gram<'_>) -> Self {
-        Spread { decoded: Top::of(&gram), residuals: Top::of(residuals), gram }
+    /// Of stored sums, beside those of what codes lose, and of what [`Spread::tops`] returned of both, if that is at hand: finding it
+    /// takes as long as a product of matrices.
+    pub(super) fn new(gram: Gram<'a>, residuals: &Gram<'_>, tops: Option<Tops>) -> Self {
+        let (decoded, residuals) = match tops {
+            Some([a, b, c, d, e, f]) => (Top::known([a, b, c]), Top::known([d, e, f])),
+            None => (Top::of(&gram), Top::of(residuals)),
+        };
+        Spread { gram, decoded, residuals }
     }
 
     /// Lends the sums to who adds to them, and gives them back to [`Spread::put_sums`].
@@ -86,6 +95,13 @@ impl<'a> Spread<'a> {
 impl Spread<'_> {
     pub(super) fn gram(&self) -> &Gram<'_> {
         &self.gram
+    }
+
+    /// Returns what is known of the largest eigenvalues.
+    pub(super) fn tops(&self) -> Tops {
+        let number = |top: &Top| [top.bound, top.trace, top.additions as f64];
+        let ([a, b, c], [d, e, f]) = (number(&self.decoded), number(&self.residuals));
+        [a, b, c, d, e, f]
     }
 
     /// Takes up the sums of appended values, which `residuals` have been joined with.
@@ -146,6 +162,10 @@ struct Top {
 }
 
 impl Top {
+    fn known([bound, trace, additions]: [f64; 3]) -> Self {
+        Top { bound, trace, additions: additions as usize }
+    }
+
     fn of(gram: &Gram<'_>) -> Self {
         let additions = gram.additions();
         Top { bound: largest_eigenvalue(&gram.whole()), trace: gram.trace(), additions }

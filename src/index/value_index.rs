@@ -5,6 +5,7 @@ use super::codes::Codes;
 use super::content::Content;
 use super::key_index::KeyIndex;
 use super::options::IndexOptions;
+use super::spread::Tops;
 use crate::error::Error;
 use crate::rows::Vectors;
 #[cfg(feature = "files")]
@@ -313,7 +314,19 @@ impl<'a> ValueIndex<'a> {
     /// # Errors
     /// As [`ValueIndex::from_bytes`], but for damage in parts that are not read here.
     pub fn from_trusted_bytes(bytes: &'a [u8]) -> Result<Self, Error> {
-        KeyIndex::of_trusted_bytes(Content::Values, bytes).map(ValueIndex)
+        Self::from_trusted_parts(bytes, &[])
+    }
+
+    /// The same with what [`ValueIndex::tops`] returned, so that it is not found anew.
+    #[doc(hidden)]
+    pub fn from_trusted_parts(bytes: &'a [u8], tops: &[Tops]) -> Result<Self, Error> {
+        KeyIndex::of_trusted_bytes(Content::Values, bytes, tops).map(ValueIndex)
+    }
+
+    /// Returns of each head what is known of eigenvalues.
+    #[doc(hidden)]
+    pub fn tops(&self) -> Vec<Tops> {
+        self.0.tops()
     }
 }
 
@@ -342,6 +355,28 @@ impl ValueIndex<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bounds of values that came one by one are looser than those of values that came at once, and stay so.
+    #[cfg(feature = "files")]
+    #[test]
+    fn what_is_known_of_values_is_not_found_anew() {
+        let data: Vec<f32> = (0..900 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+        let vectors = |from: usize, to: usize| {
+            Vectors::new("values", &data[from * 4..to * 4], &[to - from, 4]).unwrap()
+        };
+        let mut values = ValueIndex::build(&vectors(0, 800)).unwrap();
+        let mut keys = KeyIndex::build(&vectors(0, 800), &IndexOptions::new()).unwrap();
+        for at in 800..840 {
+            values.append_beside(&vectors(at, at + 1), &mut keys, &vectors(at, at + 1)).unwrap();
+        }
+        let mut file = Vec::new();
+        values.write_to(&mut file).unwrap();
+        let bounds = |index: &ValueIndex<'_>| index.head(0).value_bounds();
+        let known = ValueIndex::from_trusted_parts(&file, &values.tops()).unwrap();
+        assert_eq!(bounds(&known), bounds(&values));
+        let anew = bounds(&ValueIndex::from_trusted_bytes(&file).unwrap());
+        assert!(anew.spread < bounds(&values).spread);
+    }
 
     #[test]
     fn values_beside_more_keys_are_not_appended() {

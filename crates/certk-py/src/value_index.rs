@@ -2,13 +2,13 @@
 
 use std::sync::{RwLock, RwLockReadGuard};
 
-use numpy::PyReadonlyArray1;
+use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::arguments;
 use super::arrays::{Stored, contiguous};
-use super::errors::{detached, guarded};
+use super::errors::{CertkError, detached, guarded};
 use super::key_index::{HALF_CHANGED, KeyIndex, PyFile, vectors};
 use certk_rs::bindings::{default_floats, with_threads};
 use certk_rs::{self as core};
@@ -31,7 +31,10 @@ impl ValueIndex {
     }
 }
 
-/// An index that was built here, or the bytes of its file.
+/// Numbers of a head that are known of its matrices.
+type Tops = [f64; 6];
+
+/// An index that was built here, or what [`ValueIndex::to_operators`] returned.
 #[derive(FromPyObject)]
 pub(super) enum Values<'py> {
     Built(Bound<'py, ValueIndex>),
@@ -45,10 +48,25 @@ impl Values<'_> {
             Values::Built(index) => index.get().now(py),
             Values::Written(bytes) => {
                 let bytes = contiguous(bytes, "index.values")?;
-                detached(py, || core::ValueIndex::from_trusted_bytes(bytes))
+                let (file, tops) = parts(bytes).ok_or_else(|| {
+                    CertkError::new_err("index.values is cut off; pass what index_tensors returned")
+                })?;
+                detached(py, || core::ValueIndex::from_trusted_parts(file, &tops))
             }
         }
     }
+}
+
+/// Splits a file from the numbers behind it, and their number.
+fn parts(bytes: &[u8]) -> Option<(&[u8], Vec<Tops>)> {
+    let (rest, count) = bytes.split_last_chunk()?;
+    let count = usize::try_from(u64::from_le_bytes(*count)).ok()?;
+    let at = rest.len().checked_sub(count.checked_mul(size_of::<Tops>())?)?;
+    let (file, numbers) = rest.split_at(at);
+    let (numbers, _) = numbers.as_chunks();
+    let mut numbers = numbers.iter().map(|number| f64::from_le_bytes(*number));
+    let head = |_| std::array::from_fn(|_| numbers.next().unwrap_or(f64::NAN));
+    Some((file, (0..count).map(head).collect()))
 }
 
 #[pymethods]
@@ -112,6 +130,20 @@ impl ValueIndex {
         // Others may append meanwhile.
         let snapshot = detached(py, || Ok(self.read().snapshot()))?;
         PyFile::lend(file, |file| snapshot.write_to(file))
+    }
+
+    /// Returns the bytes of a file, and behind them what is known of matrices, which a call of an operator has no time to find.
+    fn to_operators<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u8>>> {
+        let _modes = default_floats();
+        let bytes = detached(py, || {
+            let (snapshot, mut bytes) = (self.read().snapshot(), Vec::new());
+            snapshot.write_to(&mut bytes)?;
+            let tops = snapshot.tops();
+            bytes.extend(tops.iter().flatten().flat_map(|number| number.to_le_bytes()));
+            bytes.extend((tops.len() as u64).to_le_bytes());
+            Ok(bytes)
+        })?;
+        Ok(bytes.into_pyarray(py))
     }
 
     #[staticmethod]

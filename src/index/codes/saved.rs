@@ -9,7 +9,7 @@ use super::super::content::Content;
 use super::super::fingerprint::Fingerprint;
 use super::super::frame::{OwnFrame, sign};
 use super::super::gram::Gram;
-use super::super::spread::Spread;
+use super::super::spread::{Spread, Tops};
 use super::Codes;
 use crate::kernels::LANES;
 
@@ -34,6 +34,8 @@ pub struct Saved<'a> {
     pub spread: Cow<'a, [f64]>,
     /// The error of that matrix, and the number of additions in it.
     pub spread_numbers: [f64; 2],
+    /// What is known of the largest eigenvalues of both matrices of values; `None` to find it. It is trusted.
+    pub tops: Option<Tops>,
     /// Gram matrix of what codes and low plane together lose of keys; nothing of others.
     pub low_gram: Cow<'a, [f64]>,
     /// The error of that matrix, the largest such loss, and the number of additions in it.
@@ -197,7 +199,7 @@ impl<'a> Codes<'a> {
         let spread = content.of_values().then(|| {
             let [lost, additions] = saved.spread_numbers;
             let sums = Gram::of_parts(width, saved.spread, [lost, 0.0, 0.0, additions]);
-            Ok::<_, &str>(Spread::new(sums.ok_or("the matrix of values")?, &gram))
+            Ok::<_, &str>(Spread::new(sums.ok_or("the matrix of values")?, &gram, saved.tops))
         });
         let spread = spread.transpose()?;
         let low_gram = (content.low_bits() > 0).then(|| {
