@@ -468,6 +468,22 @@ def test_each_kv_head_keeps_to_its_own_budget(promote: bool, tmp_path: Path) -> 
     assert any(lost.recalled[1] for lost in pruned.lost)
 
 
+def test_rows_beyond_the_budget_of_their_own_head_are_recorded() -> None:
+    model, ids, cache, queries = prepared()
+    pruned = ct.prune_cache(cache, queries, EPS, **CODES)
+    pruned._set_guards(
+        [layer.guarded.guard for layer in pruned.layers], pruned._losses, [(0.999, EPS)] * 3
+    )
+    _, _, recorder = decoded(model, pruned, ids)
+    eps = np.repeat([0.999, EPS], 3)[:, None]
+    over = [(call.tail_mass_upper[0] > eps).any() for call in recorder.calls]
+    assert [not record["holds"] for record in recorder.records()] == over
+    assert any(
+        beyond and (call.tail_mass_upper <= 0.999).all()
+        for beyond, call in zip(over, recorder.calls, strict=True)
+    )
+
+
 @pytest.mark.parametrize("granularity", ["layer", "token"])
 def test_sets_of_several_heads(granularity: str, tmp_path: Path) -> None:
     (model, ids, _, _), source, output = written(tmp_path, granularity=granularity)

@@ -157,6 +157,10 @@ class GuardedLayer:
             return replace(budget, eps=None, out_tol=float(tol))
         return budget if budget.eps is None else replace(budget, eps=float(self._eps.max()))
 
+    def budgets(self, heads: int) -> NDArray[np.float64]:
+        """Return the budget of mass of each of so many query heads."""
+        return np.repeat(self._eps, heads // len(self._eps))
+
     def whole(self, rows: Visibility) -> Visibility:
         """Return the counts of keys that rows see, dropped keys and all."""
         size = rows.shape[1] // self.guard.kv_heads
@@ -174,7 +178,7 @@ class GuardedLayer:
             here = here.joined(self._attend(query, self._there, self._held, how))
         first = here
         # What the call itself has dropped among the keys that are here counts, too.
-        eps = np.repeat(self._eps, len(query) // len(self._eps))[:, None]
+        eps = self.budgets(len(query))[:, None]
         needs = self._most(here, eps)
         judged = self._judge(query, here, needs, how)
         recalled = np.zeros(self.guard.kv_heads, np.int64)

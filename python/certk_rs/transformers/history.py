@@ -35,6 +35,8 @@ class Found:
     result: AttentionResult
     n: NDArray[np.int64]
     budget: Budget
+    eps: NDArray[np.float64] | None = None
+    """Budgets of mass of the heads, (heads,), where these have their own."""
 
 
 class History:
@@ -50,6 +52,9 @@ class History:
         some, result, budget = call.n > 0, call.result, call.budget
         n, upper = call.n[some], result.tail_mass_upper[some]
         limit, by_error = float(budget.eps or budget.out_tol or 0.0), budget.eps is None
+        limits: Any = limit
+        if call.eps is not None and not by_error:
+            limits = np.broadcast_to(call.eps[:, None], call.n.shape)[some]
         asked = with_bounds or by_error
         bounds = result.error_bound[some] if asked else upper
         if name not in self.names:
@@ -59,7 +64,7 @@ class History:
             *((keys[some] / n).sum() / (n.size or math.nan) for keys in (result.k, result.scored)),
             *(upper.max(initial=0.0), limit, by_error),
             bounds.max(initial=0.0) if asked else math.nan,
-            ((bounds if by_error else upper) <= limit).all(),
+            ((bounds if by_error else upper) <= limits).all(),
             limit > 0 and not budget.even_if_slower,
         )
         self._packed += np.array(figures, _PACKED).tobytes()

@@ -304,10 +304,19 @@ class Recorder(Shown):
         return self._modules[module]
 
 
-def record(module: nn.Module, result: AttentionResult, rows: Visibility, budget: Budget) -> None:
-    """Tell every open recorder of a call, before the values it was about can change."""
+def record(
+    module: nn.Module,
+    result: AttentionResult,
+    rows: Visibility,
+    budget: Budget,
+    eps: NDArray[np.float64] | None = None,
+) -> None:
+    """Tell every open recorder of a call, before the values it was about can change.
+
+    `eps` (heads,) are budgets of mass where each head has its own, of which `budget` has the most.
+    """
     if recorders := [each for each in _OPEN.get() if not each._over]:
-        call = Found(result, rows.counts, budget)
+        call = Found(result, rows.counts, budget, eps)
         for each in recorders:
             each._add(module, call)
 
