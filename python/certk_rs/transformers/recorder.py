@@ -154,7 +154,7 @@ class Recorder(Shown):
         the most keys that one sees, `kept` and `scored` are means of k/n and of the share that was
         scored exactly (None without rows), `tail_mass_upper` and `error_bound` (None if not asked
         for, inf if nothing finite is proven) the largest of any. `kind` is "eps" or "out_tol", of
-        which `budget` is. `holds` is True if every row is within it.
+        which `budget` is the largest. `holds` is True if every row is within its own.
         """
         return list(self._history.records())
 
