@@ -453,7 +453,7 @@ mod tests {
         let (left_b, left_r, largest, norm) = (0.25, 0.0625, 2.0, 7.0);
         let mut residuals = gram(9.0, [left_r * left_r, largest, norm, 1.0]);
         let decoded = gram(25.0, [left_b * left_b, 0.0, 0.0, 1.0]);
-        let mut spread = Spread::new(decoded, &residuals);
+        let mut spread = Spread::new(decoded, &residuals, None);
         let bounded = |spread: &Spread<'_>, residuals: &Gram<'_>, (b, r): (f64, f64)| {
             let ValueBounds { spread, loss, farthest, lost } = spread.bounds(residuals);
             let most = r + left_r + U * (b + left_b + r + left_r);
