@@ -154,7 +154,8 @@ impl AttentionJob<'_> {
         let threads =
             threads::count(self.query_rows.options.threads, rows.saturating_mul(each) > worth)?;
         check_memory_in_each("k", threads, (rows, self.query_rows.keys), size_of::<f32>())?;
-        let portion = (1 << 28) / UNIT_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
+        let most = units.iter().map(|(_, rows)| rows.len()).max().unwrap_or(0);
+        let portion = (1 << 28) / most.saturating_mul(each.max(dim)).max(LEAST) + threads;
         let mut at = 0;
         let unit = |at: usize, threads: usize| {
             let (head, ref rows) = units[at];
