@@ -1,5 +1,5 @@
 (* From computed sums of kept and dropped weights to an interval for the dropped share.
-   Used in docs/soundness.md under "From sums to an interval" and under "Keys that are not here" and under "One set for many rows". *)
+   Used in docs/soundness.md under "From sums to an interval" and under "One set for many rows" and under "Keys that are not here". *)
 
 Require Import Certk.sums.
 

@@ -19,14 +19,14 @@ use crate::kernels::{BIAS, Encoded, Packed, Simd};
 
 /// The share by which a trace, or the largest eigenvalue, grows before that is bounded anew; and in how many steps the latter.
 const GROWN: f64 = 0.125;
-const STEPS: usize = 128;
+const STEPS: f64 = 128.0;
 /// Bound on what underflow takes from an eigenvalue, for each entry.
 const TINY: f64 = 2.2e-81;
 /// The bounds here are sums and products of a few numbers.
 const UP: f64 = 1.0 + GRAM_ROUNDING;
 
-/// What is known of the largest eigenvalues of the matrices of values and of what codes lose: of each a bound, its trace then, and how
-/// many additions it had.
+/// Bounds on the largest eigenvalues of the matrices of values and of what codes lose: of each the bound, its trace then, and how many
+/// additions it had.
 pub(super) type Tops = [f64; 6];
 
 /// Upper bounds over all values with codes; they hold over any part of these, too.
@@ -97,9 +97,9 @@ impl Spread<'_> {
         &self.gram
     }
 
-    /// Returns what is known of the largest eigenvalues.
+    /// Returns the bounds on the largest eigenvalues.
     pub(super) fn tops(&self) -> Tops {
-        let number = |top: &Top| [top.bound, top.trace, top.additions as f64];
+        let number = |top: &Top| [top.bound, top.trace, top.additions];
         let ([a, b, c], [d, e, f]) = (number(&self.decoded), number(&self.residuals));
         [a, b, c, d, e, f]
     }
@@ -158,22 +158,22 @@ pub(super) fn add_decoded(
 struct Top {
     bound: f64,
     trace: f64,
-    additions: usize,
+    additions: f64,
 }
 
 impl Top {
     fn known([bound, trace, additions]: [f64; 3]) -> Self {
-        Top { bound, trace, additions: additions as usize }
+        Top { bound, trace, additions }
     }
 
     fn of(gram: &Gram<'_>) -> Self {
-        let additions = gram.additions();
+        let additions = gram.additions() as f64;
         Top { bound: largest_eigenvalue(&gram.whole()), trace: gram.trace(), additions }
     }
 
     /// Bounds it anew if the sums have grown by much: all of them, or the bound in some steps.
     fn follow(&mut self, gram: &Gram<'_>) {
-        let (grown, additions) = (gram.trace() - self.trace, gram.additions());
+        let (grown, additions) = (gram.trace() - self.trace, gram.additions() as f64);
         let stepwise = grown > GROWN * self.bound && additions >= self.additions + STEPS;
         if stepwise || grown > GROWN * self.trace {
             *self = Top::of(gram);

@@ -75,6 +75,12 @@ impl<'a> ValueIndex<'a> {
         if self.0.content == Content::HalfValues { 4 } else { 8 }
     }
 
+    /// Returns of each head what is known of eigenvalues.
+    #[doc(hidden)]
+    pub fn tops(&self) -> Vec<Tops> {
+        self.0.tops()
+    }
+
     /// Appends values of shape `(..., m, d)`, as [`KeyIndex::append`] appends keys. On an error the index is as it was.
     ///
     /// ```
@@ -321,12 +327,6 @@ impl<'a> ValueIndex<'a> {
     #[doc(hidden)]
     pub fn from_trusted_parts(bytes: &'a [u8], tops: &[Tops]) -> Result<Self, Error> {
         KeyIndex::of_trusted_bytes(Content::Values, bytes, tops).map(ValueIndex)
-    }
-
-    /// Returns of each head what is known of eigenvalues.
-    #[doc(hidden)]
-    pub fn tops(&self) -> Vec<Tops> {
-        self.0.tops()
     }
 }
 

@@ -72,7 +72,7 @@ NAMED = {
     "src/attention/f32_error.rs": ["U", "SAFE", "ROUGH", "LONGEST"],
     "src/numerics/certified_sums.rs": ["U", "V", "LN2_HIGH", "LN2_LOW"],
     "src/index/codes/shrink.rs": ["STALE"],
-    "src/index/spread.rs": ["GROWN", "UP"],
+    "src/index/spread.rs": ["GROWN", "STEPS", "UP"],
     "src/index/codes.rs": ["OUTLYING"],
     "src/index/gram.rs": ["U"],
     "src/index/listed_search.rs": ["CLOSE"],

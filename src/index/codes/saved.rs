@@ -34,7 +34,7 @@ pub struct Saved<'a> {
     pub spread: Cow<'a, [f64]>,
     /// The error of that matrix, and the number of additions in it.
     pub spread_numbers: [f64; 2],
-    /// What is known of the largest eigenvalues of both matrices of values; `None` to find it. It is trusted.
+    /// Bounds on the largest eigenvalues of both matrices of values, which are trusted; `None` to find them.
     pub tops: Option<Tops>,
     /// Gram matrix of what codes and low plane together lose of keys; nothing of others.
     pub low_gram: Cow<'a, [f64]>,
