@@ -229,7 +229,7 @@ class ValueIndex:
     def check(self, values: _MaybePaged, threads: object) -> None: ...
     def write_to(self, file: BinaryIO) -> None: ...
     def to_operators(self) -> NDArray[np.uint8]:
-        """Return the bytes of a file, and what an operator is to know beside it."""
+        """Return the bytes of a file, and bounds of its matrices."""
 
     @staticmethod
     def read_from(file: BinaryIO) -> ValueIndex:

@@ -134,7 +134,7 @@ class IndexTensors(NamedTuple):
     fingerprint: Tensor
     """(..., 2) int64: of the keys, as bits of uint64."""
     values: Tensor | None = None
-    """(bytes) uint8: codes of the values of all heads, as a file of them; of a `KvIndex` alone."""
+    """(bytes) uint8: a file of the codes of values, and bounds of its matrices; of a `KvIndex`."""
 
 
 # ------------------------------------------------------------------------- what functions share

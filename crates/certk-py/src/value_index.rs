@@ -31,7 +31,7 @@ impl ValueIndex {
     }
 }
 
-/// Numbers of a head that are known of its matrices.
+/// Bounds of the matrices of a head.
 type Tops = [f64; 6];
 
 /// An index that was built here, or what [`ValueIndex::to_operators`] returned.
@@ -57,7 +57,7 @@ impl Values<'_> {
     }
 }
 
-/// Splits a file from the numbers behind it, and their number.
+/// Splits a file from the bounds behind it, whose number comes last.
 fn parts(bytes: &[u8]) -> Option<(&[u8], Vec<Tops>)> {
     let (rest, count) = bytes.split_last_chunk()?;
     let count = usize::try_from(u64::from_le_bytes(*count)).ok()?;
@@ -132,7 +132,7 @@ impl ValueIndex {
         PyFile::lend(file, |file| snapshot.write_to(file))
     }
 
-    /// Returns the bytes of a file, and behind them what is known of matrices, which a call of an operator has no time to find.
+    /// Returns the bytes of a file, and behind them bounds of its matrices, which a call of an operator has no time to find.
     fn to_operators<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u8>>> {
         let _modes = default_floats();
         let bytes = detached(py, || {
