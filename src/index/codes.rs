@@ -220,7 +220,7 @@ impl Codes<'_> {
     }
 
     pub(super) fn tops(&self) -> Tops {
-        self.spread.as_ref().map_or([0.0; 6], Spread::tops)
+        self.spread.as_ref().map_or([[0.0; 3]; 2], Spread::tops)
     }
 
     /// Entries of a key in codes, and the same in whole groups.

@@ -144,7 +144,7 @@ impl<'a> KeyIndex<'a> {
             hash.update(portion);
         }
         judge(&about, hash)?;
-        Self::of_file(&about, data, blank(&about)?, Trust::Nothing)
+        Self::of_file(&about, data, Trust::Nothing, &[])
     }
 
     /// The same, of a file that was checked when it was written or read before, in a time that does not grow with the keys: only
@@ -175,17 +175,12 @@ impl<'a> KeyIndex<'a> {
         tops: &[Tops],
     ) -> Result<Self, Error> {
         let (about, data) = opened(content, bytes)?;
-        let mut heads = blank(&about)?;
-        heads.iter_mut().zip(tops).for_each(|(head, &tops)| head.tops = Some(tops));
-        Self::of_file(&about, data, heads, Trust::Scales)
+        Self::of_file(&about, data, Trust::Scales, tops)
     }
 
-    fn of_file(
-        about: &About,
-        data: &'a [u8],
-        mut heads: Vec<Saved<'a>>,
-        trust: Trust,
-    ) -> Result<Self, Error> {
+    fn of_file(about: &About, data: &'a [u8], trust: Trust, tops: &[Tops]) -> Result<Self, Error> {
+        let mut heads = blank(about)?;
+        heads.iter_mut().zip(tops).for_each(|(head, &tops)| head.tops = Some(tops));
         for entry in about.entries()? {
             let bytes = &data[entry.bytes.clone()];
             let saved: &mut Saved<'a> = &mut heads[entry.head];

@@ -27,7 +27,7 @@ const UP: f64 = 1.0 + GRAM_ROUNDING;
 
 /// Bounds on the largest eigenvalues of the matrices of values and of what codes lose: of each the bound, its trace then, and how many
 /// additions it had.
-pub(super) type Tops = [f64; 6];
+pub(super) type Tops = [[f64; 3]; 2];
 
 /// Upper bounds over all values with codes; they hold over any part of these, too.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -72,9 +72,9 @@ impl<'a> Spread<'a> {
     /// Of stored sums, beside those of what codes lose, and of what [`Spread::tops`] returned of both, if that is at hand: finding it
     /// takes as long as a product of matrices.
     pub(super) fn new(gram: Gram<'a>, residuals: &Gram<'_>, tops: Option<Tops>) -> Self {
-        let (decoded, residuals) = match tops {
-            Some([a, b, c, d, e, f]) => (Top::known([a, b, c]), Top::known([d, e, f])),
-            None => (Top::of(&gram), Top::of(residuals)),
+        let [decoded, residuals] = match tops {
+            Some(tops) => tops.map(|[bound, trace, additions]| Top { bound, trace, additions }),
+            None => [Top::of(&gram), Top::of(residuals)],
         };
         Spread { gram, decoded, residuals }
     }
@@ -99,9 +99,7 @@ impl Spread<'_> {
 
     /// Returns the bounds on the largest eigenvalues.
     pub(super) fn tops(&self) -> Tops {
-        let number = |top: &Top| [top.bound, top.trace, top.additions];
-        let ([a, b, c], [d, e, f]) = (number(&self.decoded), number(&self.residuals));
-        [a, b, c, d, e, f]
+        [self.decoded, self.residuals].map(|top| [top.bound, top.trace, top.additions])
     }
 
     /// Takes up the sums of appended values, which `residuals` have been joined with.
@@ -162,10 +160,6 @@ struct Top {
 }
 
 impl Top {
-    fn known([bound, trace, additions]: [f64; 3]) -> Self {
-        Top { bound, trace, additions }
-    }
-
     fn of(gram: &Gram<'_>) -> Self {
         let additions = gram.additions() as f64;
         Top { bound: largest_eigenvalue(&gram.whole()), trace: gram.trace(), additions }

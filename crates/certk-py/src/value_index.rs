@@ -32,7 +32,7 @@ impl ValueIndex {
 }
 
 /// Bounds of the matrices of a head.
-type Tops = [f64; 6];
+type Tops = [[f64; 3]; 2];
 
 /// An index that was built here, or what [`ValueIndex::to_operators`] returned.
 #[derive(FromPyObject)]
@@ -62,11 +62,9 @@ fn parts(bytes: &[u8]) -> Option<(&[u8], Vec<Tops>)> {
     let (rest, count) = bytes.split_last_chunk()?;
     let count = usize::try_from(u64::from_le_bytes(*count)).ok()?;
     let at = rest.len().checked_sub(count.checked_mul(size_of::<Tops>())?)?;
-    let (file, numbers) = rest.split_at(at);
-    let (numbers, _) = numbers.as_chunks();
-    let mut numbers = numbers.iter().map(|number| f64::from_le_bytes(*number));
-    let head = |_| std::array::from_fn(|_| numbers.next().unwrap_or(f64::NAN));
-    Some((file, (0..count).map(head).collect()))
+    let (file, tops) = rest.split_at(at);
+    // Not aligned. Files are refused where numbers are not little-endian.
+    Some((file, bytemuck::pod_collect_to_vec(tops)))
 }
 
 #[pymethods]
@@ -139,7 +137,7 @@ impl ValueIndex {
             let (snapshot, mut bytes) = (self.read().snapshot(), Vec::new());
             snapshot.write_to(&mut bytes)?;
             let tops = snapshot.tops();
-            bytes.extend(tops.iter().flatten().flat_map(|number| number.to_le_bytes()));
+            bytes.extend_from_slice(bytemuck::cast_slice(&tops));
             bytes.extend((tops.len() as u64).to_le_bytes());
             Ok(bytes)
         })?;

@@ -137,7 +137,7 @@ def certified_attention(
         budget = settings.budget_for(module)
         if shape[2] == 1 and causal and first is None and gone is None and sliding_window is None:
             settings.advise_an_index(module, budget, key)
-    eps, (index, ball) = None, known_of(key, value)
+    index, ball = known_of(key, value)
     attended, keys, values = rows, key, value
     if first is not None and first.ragged is not None:
         keys, values = first.ragged.rows()
@@ -154,6 +154,7 @@ def certified_attention(
             **changes,
             **attended.arguments(),
         )
+    eps = None
     if first is not None and first.guarded is not None and writer is None:
         result = first.guarded.answer(query, result, scale=scale, threads=_threads(budget))
         budget, rows = first.guarded.promise(budget), first.guarded.whole(rows)
